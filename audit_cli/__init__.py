@@ -1,0 +1,1 @@
+"""The command line: targets, transports, the snapshot of an install, and the launching of runs."""

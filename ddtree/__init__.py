@@ -1,0 +1,1 @@
+"""DDTree over a DFlash drafter: the engine that runs on the GPU host."""

@@ -1,0 +1,1 @@
+"""The data of an audit and its renderings. Pure functions."""
