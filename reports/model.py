@@ -1,7 +1,8 @@
 """The data of an audit and its JSON contract (schema version 1).
 
-Everything here is a frozen dataclass of plain values. ``to_json`` and ``audit_from_json`` are inverse to each other, so that a
-report can be rendered again from its JSON, byte for byte. This module imports nothing of ours: it is what the other packages share.
+Everything here is a frozen dataclass of plain values. ``to_json`` and ``audit_from_json`` are inverse to each other,
+so that a report can be rendered again from its JSON, byte for byte. This module imports nothing of ours: it is what the
+other packages share.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LIST_IDS = frozenset({"plugins", "opaque-code", "runner-in-force", "spec-methods
 
 @dataclass(frozen=True)
 class Evidence:
-    """A place in a file. ``file`` is relative to its root (site-packages, or a plugin's root); lines count from 1, both inclusive."""
+    """A place in a file. ``file`` is relative to its root (site-packages, or a plugin's); lines from 1, inclusive."""
 
     file: str
     line: int
@@ -92,8 +93,8 @@ class Dismissed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one question. ``recheck`` is a POSIX shell command to run in the folder that holds ``vllm/`` (site-packages), with
-    nothing of this tool; ``recheck_expect`` is what it printed here (empty: see the command's own comment)."""
+    """The answer to one question. ``recheck`` is a POSIX shell command to run in the folder that holds ``vllm/``
+    (site-packages), with nothing of this tool; ``recheck_expect`` is what it prints there."""
 
     id: str
     outcome: Outcome
@@ -110,7 +111,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TrailStep:
-    """The question asked at one scope, as a person would ask it: the command, its hits, what that alone proves, what the next step added."""
+    """The question at one scope, as a person would ask it: the command, its hits, what they prove, what came next."""
 
     scope: str
     question: str
@@ -218,7 +219,7 @@ def to_json(audit: Audit) -> dict[str, Any]:
 
 
 def audit_from_json(data: dict[str, Any]) -> Audit:
-    """The audit that ``to_json`` wrote. Raises ValueError on another schema version or a missing field; unknown keys are ignored."""
+    """The audit that ``to_json`` wrote. ValueError on another schema version or a missing field; unknown keys are ignored."""
     if data.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version is {data.get('schema_version')!r}, this ddaudit reads {SCHEMA_VERSION}")
     audit: Audit = _build(Audit, data)
@@ -234,7 +235,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """``value`` (plain JSON) as ``kind``, which is a dataclass, a tuple[X, ...], or anything that JSON holds as it is."""
+    """``value`` (plain JSON) as ``kind``: a dataclass, a tuple[X, ...], or anything that JSON holds as it is."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
             raise ValueError(f"{kind.__name__} should be an object, is {type(value).__name__}")
