@@ -56,6 +56,7 @@ class Evidence:
     symbol: str
     sha256: str
     snippet: str
+    origin: str = "vllm"  # the file's SourceFile.origin: "vllm", "plugin:<distribution>" or "pythonpath:<n>"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Verdict:
     recheck: str = ""
     recheck_expect: str = ""
     changes_if: str = ""
+    question: str = ""  # the rule's QUESTION
     items: tuple[dict[str, Any], ...] = ()
 
 
@@ -188,6 +190,7 @@ class Made:
     facts: str = ""  # "known": every file's facts were cached; "parsed": some had to be made
     files_parsed_now: int = 0
     rules_sha256: str = ""
+    provisional: bool = False  # only the files that usually decide were looked at so far
     examples: str = ""  # "312/312 rule examples pass" when the self-test of this rule set has been run
 
 
