@@ -1,0 +1,244 @@
+"""The long half of the Markdown report: what each answer rests on, the trail, what was dismissed, the scope, how to check it by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from reports.links import place
+from reports.model import Audit, Evidence, Scope, Verdict
+from reports.text import code, count, fence, fold, html, listed, prose, table
+from reports.words import STAGES, mark, meaning
+
+_ROWS = 12  # a table longer than this is folded
+_SNIPPETS = 6  # snippets shown for one verdict; the rest are named
+_SAFE_PATH = re.compile(r"[\w.+/-]+", re.ASCII)
+
+
+def anchor(id: str) -> str:
+    """The link target of a verdict's details."""
+    return "v-" + re.sub(r"[^a-z0-9]+", "-", id.lower())
+
+
+def anchored(audit: Audit) -> frozenset[str]:
+    return frozenset(v.id for v in audit.verdicts)
+
+
+def verdicts(audit: Audit) -> str:
+    """One folded block per verdict: evidence, dismissed look-alikes, the check by hand."""
+    blocks = [_verdict(audit, verdict) for verdict in audit.verdicts]
+    if not blocks:
+        return ""
+    return "\n\n".join(["## Details, one question each", *blocks])
+
+
+def _verdict(audit: Audit, verdict: Verdict) -> str:
+    asked = verdict.question or next((q for id, _, q in STAGES if id == verdict.id), "")
+    parts = [f"*{prose(asked)}*"] if asked else []
+    parts.append(prose(verdict.summary))
+    if meaning(verdict):
+        parts.append(f"“Yes” means: {prose(meaning(verdict))}. Confidence: {verdict.confidence}.")
+    if verdict.items and verdict.id != "verifiers":
+        parts.append(items(verdict.items))
+    parts += [_evidence(audit, evidence) for evidence in verdict.evidence[:_SNIPPETS]]
+    if len(verdict.evidence) > _SNIPPETS:
+        rest = (place(audit, e.file, e.line, e.end_line, e.origin == "vllm") for e in verdict.evidence[_SNIPPETS:])
+        parts.append(f"Also: {', '.join(rest)}.")
+    if verdict.dismissed:
+        parts.append(f"{count(len(verdict.dismissed), 'look-alike')} dismissed: see [below](#dismissed).")
+    parts.append(f"Scope: {_scope_line(verdict.scope)}.")
+    if verdict.recheck:
+        parts.append("Check it by hand, in the folder that holds `vllm/`:\n\n" + fence(_session(verdict), "console"))
+    if verdict.changes_if:
+        parts.append(f"Would change this answer: {prose(verdict.changes_if)}")
+    title = f"<b>{html(verdict.id)}</b>: {html(mark(verdict))}"
+    body = "\n\n".join(parts)
+    return f'<a id="{anchor(verdict.id)}"></a>\n<details><summary>{title}</summary>\n\n{body}\n\n</details>'
+
+
+def _evidence(audit: Audit, evidence: Evidence) -> str:
+    where = place(audit, evidence.file, evidence.line, evidence.end_line, evidence.origin == "vllm")
+    whose = "" if evidence.origin == "vllm" else f" of {code(evidence.origin)}"
+    symbol = f", {code(evidence.symbol)}" if evidence.symbol else ""
+    head = f"{where}{whose}{symbol} (sha256 {code(evidence.sha256[:12])})"
+    language = "python" if evidence.file.endswith(".py") else ""
+    return f"{head}\n\n{fence(evidence.snippet, language)}" if evidence.snippet.strip() else head
+
+
+def _session(verdict: Verdict) -> str:
+    lines = [f"$ {verdict.recheck}"]
+    if verdict.recheck_expect.strip():
+        lines.append(verdict.recheck_expect.rstrip("\n"))
+    return "\n".join(lines)
+
+
+def items(rows: tuple[dict[str, Any], ...]) -> str:
+    """A verdict's items as a table: their keys are the columns, in the order in which they first come."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    body = table(
+        tuple(prose(column.replace("_", " ")) for column in columns),
+        [tuple(_cell(row.get(column)) for column in columns) for row in rows],
+    )
+    return body if len(rows) <= _ROWS else fold(count(len(rows), "entry", "entries"), body)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "" or value == []:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return prose(value) if " " in value or value.isalpha() else code(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(part, (str, int, float)) for part in value):
+        return ", ".join(_cell(part) for part in value)
+    return code(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
+
+
+def probes(audit: Audit) -> str:
+    """What was measured on the host, or why it was not."""
+    if not audit.probes:
+        return ""
+    rows = [(code(p.id), p.status, f"{p.seconds:.1f} s" if p.seconds else "", prose(p.why)) for p in audit.probes]
+    facts = [
+        fold(f"{p.id}: what it found", items(tuple({"fact": key, "value": value} for key, value in p.facts.items())))
+        for p in audit.probes
+        if p.facts
+    ]
+    return "\n\n".join(["## Measured on the host", table(("Probe", "Status", "Took", "Why"), rows), *facts])
+
+
+def assumptions(audit: Audit) -> str:
+    """What people take for granted, each with the test and its result."""
+    if not audit.assumptions:
+        return ""
+    sign = {"yes": "holds", "no": "**does not hold**", "unknown": "cannot tell"}
+    rows = [
+        (
+            prose(a.assumption),
+            sign[a.holds],
+            prose(a.test),
+            prose(a.result)
+            + "".join(f" {place(audit, e.file, e.line, e.end_line, e.origin == 'vllm')}" for e in a.evidence[:3]),
+        )
+        for a in audit.assumptions
+    ]
+    return "\n\n".join(["## Assumptions tested", table(("Assumption", "", "Test", "Result"), rows)])
+
+
+def trail(audit: Audit) -> str:
+    """The search as a person would have made it, scope by scope."""
+    if not audit.trail:
+        return ""
+    intro = (
+        "What a person finds with grep, scope by scope, and why none of it settles the question by itself. "
+        "The commands run in the folder that holds `vllm/`."
+    )
+    blocks = []
+    for number, step in enumerate(audit.trail, 1):
+        found = f"{count(step.hits, 'line')} in {count(step.files, 'file')}" if step.hits else "nothing"
+        head = f"**{number}. {prose(step.scope)}**: {prose(step.question)} It prints {found}."
+        tail = f"*That alone proves:* {prose(step.proves)}"
+        if step.adds:
+            tail += f"\n*The next step adds:* {prose(step.adds)}"
+        more = step.hits - len(step.sample)
+        shown = [f"$ {step.command}", *step.sample, *([f"… and {count(more, 'more line', 'more lines')}"] if more > 0 else [])]
+        blocks.append(f"{head}\n\n{fence(chr(10).join(shown), 'console')}\n\n{tail}".replace("\n*The next", "  \n*The next"))
+    return "\n\n".join(["## The trail", intro, *blocks])
+
+
+def dismissed(audit: Audit) -> str:
+    """Everything that looked like the thing asked for, once each, with the questions it was weighed for."""
+    merged: dict[tuple[str, int, str, str, str], list[str]] = {}
+    for verdict in audit.verdicts:
+        for d in verdict.dismissed:
+            merged.setdefault((d.file, d.line, d.symbol, d.looked_like, d.why), []).append(verdict.id)
+    if not merged:
+        return ""
+    rows = [
+        (place(audit, file, line), code(symbol), prose(looked_like), prose(why), ", ".join(prose(id) for id in ids))
+        for (file, line, symbol, looked_like, why), ids in sorted(merged.items())
+    ]
+    body = table(("Where", "What", "Looked like", "Why it is not", "Weighed for"), rows)
+    if len(rows) > _ROWS:
+        body = fold(f"{count(len(rows), 'look-alike')}, each with the reason", body)
+    return f'<a id="dismissed"></a>\n\n## Seen and dismissed\n\n{body}'
+
+
+def scope(audit: Audit) -> str:
+    """What was looked at and what was not: what a "no" is worth."""
+    widest = max(audit.verdicts, key=lambda v: (v.id == "tree-walk", v.scope.files_seen), default=None)
+    if widest is None:
+        return ""
+    s = widest.scope
+    rows = [
+        ("Files", f"{s.files_seen:,} seen, {s.files_parsed:,} parsed, {len(s.files_failed):,} failed"),
+        ("Functions examined", f"{s.functions_examined:,}"),
+    ]
+    for name, entries in (
+        ("Roots of the slice", s.roots),
+        ("Plugins", s.plugins),
+        ("Compiled ops called in the slice", s.binary_ops),
+    ):
+        rows.append((name, "<br>".join(code(entry) for entry in entries) if entries else "none"))
+    blocks = ["## Scope", table(("Looked at", ""), rows)]
+    failed = sorted({(f.file, f.why) for v in audit.verdicts for f in v.scope.files_failed})
+    if failed:
+        body = "\n".join(f"- {code(file)}: {prose(why)}" for file, why in failed)
+        title = f"{count(len(failed), 'file')} that could not be read or parsed"
+        blocks.append(f"**{title}**\n{body}" if len(failed) <= _ROWS else fold(title, body))
+    unseen = list(dict.fromkeys(entry for v in audit.verdicts for entry in v.scope.not_examined))
+    blocks.append("**Not looked at**\n" + "\n".join(f"- {prose(entry)}" for entry in unseen) if unseen else "")
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _scope_line(s: Scope) -> str:
+    parts = [f"{count(s.files_seen, 'file')} seen", "all parsed" if s.files_parsed == s.files_seen else f"{s.files_parsed:,} parsed"]
+    if s.files_failed:
+        parts.append(f"{len(s.files_failed)} failed")
+    if s.functions_examined:
+        parts.append(f"{count(s.functions_examined, 'function')} examined")
+    return ", ".join(parts)
+
+
+def recheck(audit: Audit) -> str:
+    """One script that checks every finding by hand, hashes first, with nothing of this tool."""
+    hashes = sorted(
+        {
+            (e.file, e.sha256)
+            for v in audit.verdicts
+            for e in v.evidence
+            if e.origin == "vllm" and len(e.sha256) == 64 and _SAFE_PATH.fullmatch(e.file)
+        }
+    )
+    lines = []
+    if hashes:
+        lines += ["# Is this the code that was judged? Every line should say OK.", "sha256sum -c <<'END'"]
+        lines += [f"{sha}  {file}" for file, sha in hashes] + ["END"]
+    for verdict in audit.verdicts:
+        if not verdict.recheck:
+            continue
+        expected = verdict.recheck_expect.rstrip("\n")
+        lines += ["", f"# {verdict.id}: {verdict.outcome}", verdict.recheck]
+        lines += [f"#= {line}" for line in expected.split("\n")] if expected else ["#= (see the details above)"]
+    if not lines:
+        return ""
+    text = "In the folder that holds `vllm/`, with nothing but a shell; lines after `#=` are what it printed here."
+    if audit.target.site_packages:
+        text += f" Here that is {code(audit.target.site_packages)}."
+    count_ = sum(1 for v in audit.verdicts if v.recheck)
+    body = fold(f"{count(count_, 'check')} and {count(len(hashes), 'hash', 'hashes')}", fence("\n".join(lines).strip("\n"), "sh"))
+    return f"## Check every finding by hand\n\n{text}\n\n{body}"
+
+
+def changes(audit: Audit) -> str:
+    """What would change the answers, alike reasons named once."""
+    merged: dict[str, list[str]] = {}
+    for verdict in audit.verdicts:
+        if verdict.changes_if:
+            merged.setdefault(verdict.changes_if, []).append(verdict.id)
+    if not merged:
+        return ""
+    rows = [f"- {listed([code(id) for id in ids])}: {prose(why)}" for why, ids in merged.items()]
+    body = "\n".join(rows)
+    return "## What would change these answers\n\n" + (body if len(rows) <= _ROWS else fold("Question by question", body))

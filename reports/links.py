@@ -1,0 +1,37 @@
+"""Links to the published source, given only where the bytes on the host are the bytes of the release."""
+
+from __future__ import annotations
+
+import re
+
+from reports.model import Audit
+from reports.text import code
+
+_UPSTREAM = "https://github.com/vllm-project/vllm/blob"
+_RELEASE = re.compile(r"\d+(\.\d+)+(rc\d+|\.post\d+)?")
+# In the wheel, not in the tagged repository: made or vendored while the wheel is built.
+_MADE_BY_BUILD = re.compile(r"vllm/(_version\.py|vllm_flash_attn/|third_party/|grpc/.*_pb2|.*_pb2(_grpc)?\.py)")
+
+
+def upstream(audit: Audit, file: str, line: int = 0, end_line: int = 0) -> str:
+    """The address of a file at the release's tag, or "" where the file is not known to be what that tag holds.
+
+    A file counts as the release's when RECORD could be checked and lists this very content: not changed, not an orphan. A local
+    version (``0.33.0+fork``) has no tag.
+    """
+    record, version = audit.install.record, audit.install.vllm_version
+    if record.status == "unknown" or file in record.changed or file in record.orphans:
+        return ""
+    if not _RELEASE.fullmatch(version) or not re.fullmatch(r"vllm/[\w./-]+\.py", file, re.ASCII) or ".." in file:
+        return ""
+    if _MADE_BY_BUILD.match(file):
+        return ""
+    anchor = f"#L{line}" + (f"-L{end_line}" if end_line > line else "") if line else ""
+    return f"{_UPSTREAM}/v{version}/{file}{anchor}"
+
+
+def place(audit: Audit, file: str, line: int = 0, end_line: int = 0, stock: bool = True) -> str:
+    """``file:line`` as Markdown, linked where ``upstream`` gives an address and the caller knows of no other copy of the file."""
+    shown = code(f"{file}:{line}" if line else file)
+    address = upstream(audit, file, line, end_line) if stock else ""
+    return f"[{shown}]({address})" if address else shown
