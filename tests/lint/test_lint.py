@@ -1,4 +1,4 @@
-"""Each finding has a case that raises it and a negative twin that is the same but for the fault; released pairs are silent."""
+"""Each finding has a case that raises it and a negative twin without the fault; released pairs are silent."""
 
 from __future__ import annotations
 
@@ -419,20 +419,20 @@ def test_every_error_and_warning_says_what_to_do() -> None:
 # Published configs of released pairs (values from their model cards and configs; block 16, five layers unless said).
 RELEASED = {
     "Qwen3-4B": (
-        dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36),
-        dict(hidden_size=2560, intermediate_size=9728),
+        {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
+        {"hidden_size": 2560, "intermediate_size": 9728},
     ),
     "Qwen3-8B": ({}, {}),
     "Qwen3-Coder-30B-A3B": (
-        dict(
-            architectures=["Qwen3MoeForCausalLM"],
-            model_type="qwen3_moe",
-            hidden_size=2048,
-            num_hidden_layers=48,
-            num_key_value_heads=4,
-            max_position_embeddings=262144,
-            rope_theta=10000000,
-        ),
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 262144,
+            "rope_theta": 10000000,
+        },
         {
             "hidden_size": 2048,
             "num_target_layers": 48,
@@ -497,5 +497,5 @@ def test_flags_are_read_as_people_write_them() -> None:
 def test_what_does_not_parse_is_shown_with_a_caret(line: str, under: str) -> None:
     with pytest.raises(FlagError) as caught:
         parse_serve_args(line)
-    reason, shown, caret = str(caught.value).split("\n")
+    _reason, shown, caret = str(caught.value).split("\n")
     assert shown[caret.index("^") :].startswith(under), str(caught.value)
