@@ -1,7 +1,8 @@
 """What is serving now: running vLLM processes with their Python, flags and models, and their own counters. gpu: none.
 
 Read from /proc and from the server's loopback ``/metrics``; nothing is sent but one GET. Standard library
-alone, Python 3.8 or newer; shipped as text. Secrets never leave the host: values of key-like flags are replaced before the answer is made."""
+alone, Python 3.8 or newer; shipped as text. Secrets never leave the host: values of key-like flags are replaced
+before the answer is made."""
 
 from __future__ import annotations
 

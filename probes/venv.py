@@ -90,7 +90,7 @@ def pins(name: str) -> Dict[str, str]:
 
 
 def take(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """{"python", "executable", "prefix", "base_prefix", "distributions", "torch", "vllm_requires", "variables", ...}."""
+    """{"python", "executable", "prefix", "distributions", "torch", "vllm_requires", "variables"}."""
     return {
         "python": sys.version.split()[0],
         "executable": sys.executable,
