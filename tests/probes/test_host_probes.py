@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +61,28 @@ def test_nvidia_smi_lines_are_parsed_and_short_ones_left_out() -> None:
 def test_a_running_server_is_found_without_its_secrets(metrics_port: int, tmp_path: Path) -> None:
     script = tmp_path / "vllm"
     script.write_text("import time\ntime.sleep(60)\n")
-    argv = [sys.executable, str(script), "serve", "Qwen/Qwen3-8B", "--api-key", "hunter2", "hunter3", "--port", str(metrics_port),
-            "--hf-token=hunter4", "--otlp-traces-endpoint", "http://me:hunter5@x/", "--max-num-seqs", "8"]  # fmt: skip
+    argv = [
+        sys.executable,
+        str(script),
+        "serve",
+        "Qwen/Qwen3-8B",
+        "--api-key",
+        "hunter2",
+        "hunter3",
+        "--port",
+        str(metrics_port),
+        "--hf-token=hunter4",
+        "--otlp-traces-endpoint",
+        "http://me:hunter5@x/",
+        "--max-num-seqs",
+        "8",
+    ]
     running = subprocess.Popen(argv)
     try:
-        found = [s for s in serving.take({})["servers"] if s["pid"] == running.pid]
+        deadline = time.monotonic() + 10
+        found: list[dict[str, Any]] = []
+        while not found and time.monotonic() < deadline:  # the child has to get through exec first
+            found = [s for s in serving.take({})["servers"] if s["pid"] == running.pid]
     finally:
         running.kill()
         running.wait()
