@@ -1,4 +1,5 @@
-"""The long half of the Markdown report: what each answer rests on, the trail, what was dismissed, the scope, how to check it by hand."""
+"""The long half of the Markdown report: what each answer rests on, the trail, what was dismissed, the scope, how to
+check it by hand."""
 
 from __future__ import annotations
 
@@ -142,8 +143,14 @@ def trail(audit: Audit) -> str:
         if step.adds:
             tail += f"\n*The next step adds:* {prose(step.adds)}"
         more = step.hits - len(step.sample)
-        shown = [f"$ {step.command}", *step.sample, *([f"… and {count(more, 'more line', 'more lines')}"] if more > 0 else [])]
-        blocks.append(f"{head}\n\n{fence(chr(10).join(shown), 'console')}\n\n{tail}".replace("\n*The next", "  \n*The next"))
+        shown = [
+            f"$ {step.command}",
+            *step.sample,
+            *([f"… and {count(more, 'more line', 'more lines')}"] if more > 0 else []),
+        ]
+        blocks.append(
+            f"{head}\n\n{fence(chr(10).join(shown), 'console')}\n\n{tail}".replace("\n*The next", "  \n*The next")
+        )
     return "\n\n".join(["## The trail", intro, *blocks])
 
 
@@ -193,7 +200,10 @@ def scope(audit: Audit) -> str:
 
 
 def _scope_line(s: Scope) -> str:
-    parts = [f"{count(s.files_seen, 'file')} seen", "all parsed" if s.files_parsed == s.files_seen else f"{s.files_parsed:,} parsed"]
+    parts = [
+        f"{count(s.files_seen, 'file')} seen",
+        "all parsed" if s.files_parsed == s.files_seen else f"{s.files_parsed:,} parsed",
+    ]
     if s.files_failed:
         parts.append(f"{len(s.files_failed)} failed")
     if s.functions_examined:
@@ -227,7 +237,10 @@ def recheck(audit: Audit) -> str:
     if audit.target.site_packages:
         text += f" Here that is {code(audit.target.site_packages)}."
     count_ = sum(1 for v in audit.verdicts if v.recheck)
-    body = fold(f"{count(count_, 'check')} and {count(len(hashes), 'hash', 'hashes')}", fence("\n".join(lines).strip("\n"), "sh"))
+    body = fold(
+        f"{count(count_, 'check')} and {count(len(hashes), 'hash', 'hashes')}",
+        fence("\n".join(lines).strip("\n"), "sh"),
+    )
     return f"## Check every finding by hand\n\n{text}\n\n{body}"
 
 
@@ -241,4 +254,6 @@ def changes(audit: Audit) -> str:
         return ""
     rows = [f"- {listed([code(id) for id in ids])}: {prose(why)}" for why, ids in merged.items()]
     body = "\n".join(rows)
-    return "## What would change these answers\n\n" + (body if len(rows) <= _ROWS else fold("Question by question", body))
+    return "## What would change these answers\n\n" + (
+        body if len(rows) <= _ROWS else fold("Question by question", body)
+    )

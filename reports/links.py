@@ -16,8 +16,8 @@ _MADE_BY_BUILD = re.compile(r"vllm/(_version\.py|vllm_flash_attn/|third_party/|g
 def upstream(audit: Audit, file: str, line: int = 0, end_line: int = 0) -> str:
     """The address of a file at the release's tag, or "" where the file is not known to be what that tag holds.
 
-    A file counts as the release's when RECORD could be checked and lists this very content: not changed, not an orphan. A local
-    version (``0.33.0+fork``) has no tag.
+    A file counts as the release's when RECORD could be checked and lists this very content: not changed, not an orphan.
+    A local version (``0.33.0+fork``) has no tag.
     """
     record, version = audit.install.record, audit.install.vllm_version
     if record.status == "unknown" or file in record.changed or file in record.orphans:
@@ -31,7 +31,8 @@ def upstream(audit: Audit, file: str, line: int = 0, end_line: int = 0) -> str:
 
 
 def place(audit: Audit, file: str, line: int = 0, end_line: int = 0, stock: bool = True) -> str:
-    """``file:line`` as Markdown, linked where ``upstream`` gives an address and the caller knows of no other copy of the file."""
+    """``file:line`` as Markdown, linked where ``upstream`` gives an address and the caller knows of no other copy of
+    the file."""
     shown = code(f"{file}:{line}" if line else file)
     address = upstream(audit, file, line, end_line) if stock else ""
     return f"[{shown}]({address})" if address else shown

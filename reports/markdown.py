@@ -1,7 +1,8 @@
 """An audit as Markdown, for an engineer who was not there.
 
-``render`` is a pure function: the same audit gives the same bytes, and only the line that says when the audit was made differs between
-two scans of one install. Everything in an audit is data from a host: it goes through ``reports.text`` before it is printed.
+``render`` is a pure function: the same audit gives the same bytes, and only the line that says when the audit was made
+differs between two scans of one install. Everything in an audit is data from a host: it goes through ``reports.text``
+before it is printed.
 """
 
 from __future__ import annotations
@@ -98,9 +99,12 @@ def _install(audit: Audit) -> str:
         if verdict is not None:
             rows.append((name, prose(verdict.summary)))
     if audit.install.manifest_sha256:
-        rows.append(("Manifest", code(audit.install.manifest_sha256[:16]) + " (sha256 over every path and content hash)"))
+        rows.append(
+            ("Manifest", code(audit.install.manifest_sha256[:16]) + " (sha256 over every path and content hash)")
+        )
     note = (
-        "What is said of this install is said by the host itself; the hashes of the published release are the one witness from outside."
+        "What is said of this install is said by the host itself; the hashes of the published release are the one "
+        "witness from outside."
         if target.kind == "ssh"
         else ""
     )
@@ -113,7 +117,11 @@ def _install(audit: Audit) -> str:
 def _version(audit: Audit) -> str:
     version = code(audit.install.vllm_version)
     example = upstream(audit, "vllm/__init__.py")
-    return f"[{version}]({example.split('/blob/')[0]}/tree/{example.split('/blob/')[1].split('/')[0]})" if example else version
+    return (
+        f"[{version}]({example.split('/blob/')[0]}/tree/{example.split('/blob/')[1].split('/')[0]})"
+        if example
+        else version
+    )
 
 
 def _record_files(record: Record) -> str:
@@ -140,7 +148,10 @@ def _stages(audit: Audit) -> str:
             rows.append((f"**{name}**", question, "not judged", ""))
         else:
             rows.append((f"**{name}**", question, mark(verdict), prose(verdict.summary)))
-    text = "A tree pays only when all four are there: a mask without a walk accepts chains, a walk without a commit corrupts the cache."
+    text = (
+        "A tree pays only when all four are there: a mask without a walk accepts chains, a walk without a commit "
+        "corrupts the cache."
+    )
     return "\n\n".join(["## The four stages", text, table(("Stage", "Question", "Answer", "What was found"), rows)])
 
 
@@ -162,7 +173,11 @@ def _verifiers(audit: Audit) -> str:
     text = prose(verdict.summary)
     if not rows:
         return f"## Every verifier found\n\n{text}"
-    linked = "Links lead to the release's own source: the file's hash here is the release's." if any("](" in row[0] for row in rows) else ""
+    linked = (
+        "Links lead to the release's own source: the file's hash here is the release's."
+        if any("](" in row[0] for row in rows)
+        else ""
+    )
     head = ("Where", "Function", "Shape", "Accepts by", "Runner", "Reached by its sampler")
     return "\n\n".join(part for part in ("## Every verifier found", text, table(head, rows), linked) if part)
 
@@ -211,5 +226,3 @@ def _starred(text: str) -> str:
 
 def _int(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-

@@ -19,7 +19,11 @@ def headline(audit: Audit) -> str:
     version = audit.install.vllm_version
     where = f"vLLM {version}" if version else "this install"
     text = _answer(audit, where)
-    return f"Provisional: {text[0].lower() if text.startswith('No ') else text[0]}{text[1:]}" if audit.made.provisional else text
+    return (
+        f"Provisional: {text[0].lower() if text.startswith('No ') else text[0]}{text[1:]}"
+        if audit.made.provisional
+        else text
+    )
 
 
 def _answer(audit: Audit, where: str) -> str:
@@ -63,7 +67,11 @@ def integrity(audit: Audit) -> str:
         return "could not be compared with its RECORD, so patched files would not show"
     parts = [
         f"{len(files):,} {what} ({', '.join(files[:2])}{', …' if len(files) > 2 else ''})"
-        for files, what in ((record.changed, "changed"), (record.orphans, "not in the release"), (record.missing, "missing"))
+        for files, what in (
+            (record.changed, "changed"),
+            (record.orphans, "not in the release"),
+            (record.missing, "missing"),
+        )
         if files
     ]
     return f"NOT as released: {listed(parts)}"
@@ -86,7 +94,11 @@ def _chains(audit: Audit) -> str:
     others = [item for item in found if item.get("shape") != "chain"]
     if others:
         return f": {count(len(found), 'accept function')} reached, {len(others)} not plain chains but no walk either"
-    return f": its {len(found)} accept functions are all chains" if len(found) > 1 else ": its one accept function is a chain"
+    return (
+        f": its {len(found)} accept functions are all chains"
+        if len(found) > 1
+        else ": its one accept function is a chain"
+    )
 
 
 def _clause(text: str) -> str:

@@ -1,8 +1,10 @@
-"""Text from a host, made safe to print: what an attacker or an accident puts into a file name must not become markup or a terminal command."""
+"""Text from a host, made safe to print: what an attacker or an accident puts into a file name must not become markup or
+a terminal command."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Controls, and the Unicode that reorders or hides text. A tab and a newline are the business of each caller.
 _HIDDEN = re.compile(
@@ -13,7 +15,8 @@ _LINE_LIMIT = 400
 
 
 def visible(text: str) -> str:
-    """``text`` with every control, bidirectional and zero-width character spelled out (``\\x1b``); newlines and tabs stay.
+    """``text`` with every control, bidirectional and zero-width character spelled out (``\\x1b``); newlines and tabs
+    stay.
 
     A byte that was not UTF-8 reaches us as a lone surrogate (PEP 383) and is shown as that byte: ``\\xff``.
     """
@@ -50,8 +53,8 @@ def fence(text: str, language: str = "") -> str:
     return "\n".join([ticks + language, *lines, ticks])
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A GitHub table of cells that are Markdown already; a pipe in a cell is escaped here, also inside a code span (GFM wants that)."""
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A GitHub table of cells that are Markdown already. A pipe is escaped here, in a code span too: GFM wants that."""
     lines = [_row(head), _row(("---",) * len(head)), *(_row(row) for row in rows)]
     return "\n".join(lines)
 

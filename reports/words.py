@@ -1,4 +1,5 @@
-"""What the verdict ids ask and what a ``yes`` means, in one line each; the glossary. The words of a report live here, its layout elsewhere."""
+"""What the verdict ids ask and what a ``yes`` means, in one line each; the glossary. The words of a report live here,
+its layout elsewhere."""
 
 from __future__ import annotations
 
@@ -27,12 +28,16 @@ MEANING = {
     "tree-commit": "the accepted path is kept by index, not by count",
     "hybrid-tree-state": "GDN or Mamba state can be read at a node's parent",
     "dflash-support": "method `dflash` is implemented",
-    "aux-layer-offset": "`target_layer_ids` get their +1 before hidden states are captured; without it acceptance is lower, silently",
-    "drafter-sliding-window": "the DFlash drafter honours `layer_types` and its window; without it acceptance falls in long contexts",
+    "aux-layer-offset": "`target_layer_ids` get their +1 before hidden states are captured; without it acceptance is "
+    "lower, silently",
+    "drafter-sliding-window": "the DFlash drafter honours `layer_types` and its window; without it acceptance falls "
+    "in long contexts",
     "own-lm-head": "a drafter keeps its own `lm_head` when vocabularies differ; without it nothing is accepted",
-    "eagle-block-drop": "the last prefix-cache block is dropped only for methods that need it; else hybrids get no cache hits",
+    "eagle-block-drop": "the last prefix-cache block is dropped only for methods that need it; else hybrids get no "
+    "cache hits",
     "gdn-gate-gather": "GDN gates are gathered for speculative tokens; without it hybrids produce wrong text",
-    "uniform-decode-guard": "a decode graph is chosen by a prefill flag too; without it a prompt of 1+K tokens gives garbage",
+    "uniform-decode-guard": "a decode graph is chosen by a prefill flag too; without it a prompt of 1+K tokens gives "
+    "garbage",
     "mamba-drop-flag": "the Mamba cache manager uses its drop flag; without it a wrong state can be restored",
     "lossless-only": "no acceptance method that changes the output distribution can be selected",
     "native-adapter": "an adapter of ours fits this install",
@@ -43,12 +48,22 @@ GLOSSARY = (
     ("verify", "one target forward over all drafted tokens, then a decision how many of them stand"),
     ("chain", "one candidate per position; acceptance stops at the first mismatch"),
     ("tree", "several candidates per position; a *tree walk* follows the branch that the target agrees with"),
-    ("ancestor mask", "attention mask that lets a tree node see the nodes above it and no siblings; it does not accept anything"),
+    (
+        "ancestor mask",
+        "attention mask that lets a tree node see the nodes above it and no siblings; it does not accept anything",
+    ),
     ("commit", "keeping KV cache and state of what was accepted: by *count* (chain) or by *index* (tree)"),
     ("tau", "mean tokens committed per round, bonus token included"),
     ("break-even", "a tree pays only if tau_tree / tau_chain > t_tree / t_chain (time per round, CUDA graphs on)"),
-    ("slice", "the functions reachable from the sampler that the runner constructs; what is outside cannot accept a token"),
-    ("GDN, hybrid", "targets with recurrent layers (Gated DeltaNet, Mamba), whose state cannot be masked: it must be read at a parent"),
+    (
+        "slice",
+        "the functions reachable from the sampler that the runner constructs; what is outside cannot accept a token",
+    ),
+    (
+        "GDN, hybrid",
+        "targets with recurrent layers (Gated DeltaNet, Mamba), whose state cannot be masked: it must be read at a "
+        "parent",
+    ),
 )
 
 #: How an outcome reads in a table.

@@ -1,0 +1,329 @@
+"""Which path fits: native, standalone, retrain, chain or none. One table, read from the top; the first row that applies
+decides.
+
+The prior that the reasons quote (trees at 0.68 to 1.00 of the chain's speed on datacentre GPUs, gains at batch 1 and on
+slow devices) is from the measurements posted in vllm-project/vllm#42910, #40809 and #22752.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reports.model import Outcome, Recommendation, Verdict
+
+Path = Literal["native", "standalone", "retrain", "chain", "none"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement of the same target, prompts, batch size and verify width. Times are seconds per round, tau is
+    tokens committed per round with the bonus token. None: not measured. ``t_plain`` is one decode step without
+    speculation."""
+
+    batch: int = 1
+    graphs: bool = True  # with CUDA graphs; without them the tree's cost does not show
+    real_prompts: bool = True  # random tokens say nothing about acceptance
+    t_plain: float | None = None
+    t_chain: float | None = None
+    t_tree: float | None = None
+    tau_chain: float | None = None
+    tau_tree: float | None = None
+    tau_mtp: float | None = None  # the target's own MTP head, where it has one
+    t_mtp: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may decide: eager times and random prompts may not."""
+        return self.graphs and self.real_prompts
+
+    @property
+    def tree_over_chain(self) -> float | None:
+        """(tau_tree / tau_chain) / (t_tree / t_chain): above 1 the tree pays."""
+        return _quotient(_speed(self.tau_tree, self.t_tree), _speed(self.tau_chain, self.t_chain))
+
+    @property
+    def chain_over_plain(self) -> float | None:
+        """Speed of the chain against plain decoding, which commits one token per ``t_plain``."""
+        return _quotient(_speed(self.tau_chain, self.t_chain), _speed(1.0, self.t_plain))
+
+    @property
+    def mtp_over_chain(self) -> float | None:
+        return _quotient(_speed(self.tau_mtp, self.t_mtp), _speed(self.tau_chain, self.t_chain))
+
+    @property
+    def break_even(self) -> float | None:
+        """The tau_tree / tau_chain at which the tree starts to pay."""
+        return _quotient(self.t_tree, self.t_chain)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the table asks. ``outcomes`` has "missing" for a verdict that the scan did not get to."""
+
+    outcomes: Mapping[str, str]
+    spec: str = "HOST"
+    version: str = ""
+    measured: Measured | None = None
+    errors: tuple[str, ...] = ()  # summaries of lint findings with severity error
+    drafter_misfit: tuple[str, ...] = ()  # lint findings that say: trained for another target, template or layout
+
+    def is_(self, id: str, *outcomes: str) -> bool:
+        return self.outcomes.get(id, "missing") in outcomes
+
+    def ratio(self, name: str) -> float | None:
+        """A ratio of the measurement, when there is one that may decide."""
+        return getattr(self.measured, name) if self.measured is not None and self.measured.usable else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: when it applies, the path, and the first reason given for it (fields of ``_words`` are
+    filled in)."""
+
+    when: Callable[[Known], bool]
+    path: Path
+    reason: str
+
+
+_STAGES = ("tree-build", "tree-mask", "tree-walk", "tree-commit")
+
+TABLE = (
+    Row(lambda k: bool(k.drafter_misfit), "retrain", "the drafter was made for something else: {misfit}"),
+    Row(
+        lambda k: below(k.ratio("chain_over_plain")) and k.is_("aux-layer-offset", "no", "partial"),
+        "none",
+        "the chain runs at {chain_over_plain} of plain decoding, but this install captures the wrong hidden states "
+        "for DFlash "
+        "(aux-layer-offset): repair that and measure again before any training",
+    ),
+    Row(
+        lambda k: above(k.ratio("mtp_over_chain"), max(1.0, k.ratio("tree_over_chain") or 1.0)),
+        "chain",
+        "the target's own MTP head runs at {mtp_over_chain} of the drafter's chain, faster than the tree too, and is "
+        "free",
+    ),
+    Row(
+        lambda k: below(k.ratio("chain_over_plain")),
+        "retrain",
+        "the drafter's chain runs at {chain_over_plain} of plain decoding: below break-even, and a tree of the same "
+        "drafter starts from there",
+    ),
+    Row(
+        lambda k: below(k.ratio("tree_over_chain")),
+        "chain",
+        "measured at batch {batch}: the tree runs at {tree_over_chain} of the chain (it would need tau_tree / "
+        "tau_chain above {break_even})",
+    ),
+    Row(
+        lambda k: (
+            above(k.ratio("tree_over_chain"))
+            and (k.is_("native-adapter", "yes") or all(k.is_(id, "yes") for id in _STAGES))
+        ),
+        "native",
+        "measured at batch {batch}: the tree runs at {tree_over_chain} of the chain, and it can run inside this vLLM",
+    ),
+    Row(
+        lambda k: above(k.ratio("tree_over_chain")),
+        "standalone",
+        "measured at batch {batch}: the tree runs at {tree_over_chain} of the chain, and no adapter fits this install "
+        "(native-adapter: {native_adapter})",
+    ),
+    Row(
+        lambda k: all(k.is_(id, "missing", "unknown") for id in _STAGES),
+        "none",
+        "nothing could be judged in this install: the audit is incomplete",
+    ),
+    Row(
+        lambda k: all(k.is_(id, "yes") for id in _STAGES),
+        "native",
+        "all four stages of tree verification are in this install already; whether the tree pays is not measured yet",
+    ),
+    Row(
+        lambda k: k.is_("native-adapter", "yes"),
+        "standalone",
+        "a first measurement is wanted, and the standalone engine makes it without touching the server; an adapter "
+        "for this vLLM ({version}) exists for afterwards",
+    ),
+    Row(
+        lambda k: True,
+        "standalone",
+        "this vLLM does not verify trees and no adapter fits it, so a tree can only run beside it; measure there first",
+    ),
+)
+
+#: (id, outcomes, what it means for whoever deploys): said as a reason against, whatever the path.
+CAUTIONS: tuple[tuple[str, tuple[Outcome, ...], str], ...] = (
+    (
+        "record-integrity",
+        ("no",),
+        "the install is not what was released: what was measured elsewhere for this version may not hold here",
+    ),
+    ("opaque-code", ("unknown",), "code on the path of acceptance could not be read"),
+    (
+        "aux-layer-offset",
+        ("no",),
+        "DFlash gets the hidden states of the wrong layers here (aux-layer-offset): its acceptance is lower than it "
+        "could be",
+    ),
+    (
+        "drafter-sliding-window",
+        ("no",),
+        "a drafter with sliding-window layers runs with full attention here: acceptance falls in long contexts",
+    ),
+    ("own-lm-head", ("no",), "a drafter with a vocabulary of its own loses its lm_head here: nothing is accepted"),
+    (
+        "eagle-block-drop",
+        ("no",),
+        "with a hybrid target, prefix caching gives no hits while a drafter is on (eagle-block-drop): it can cost "
+        "more than the drafter saves",
+    ),
+    ("gdn-gate-gather", ("no",), "with a GDN target, speculation can produce wrong text here (gdn-gate-gather)"),
+    (
+        "uniform-decode-guard",
+        ("no",),
+        "a prompt of exactly 1+K tokens can replay the wrong graph here (uniform-decode-guard)",
+    ),
+    (
+        "mamba-drop-flag",
+        ("no",),
+        "with a hybrid target and prefix caching, a wrong state can be restored here (mamba-drop-flag): compare cold "
+        "and warm output",
+    ),
+)
+
+_PRIOR = (
+    "independent measurements with CUDA graphs on datacentre GPUs find the tree at 0.68x to 1.00x of the chain with "
+    "the same drafter; "
+    "gains were seen at batch 1, on slow devices, and with trees of 8 nodes or fewer"
+)
+_TO_MEASURE = (
+    "t_plain, t_chain and t_tree: seconds per round with CUDA graphs on, at the batch sizes in use",
+    "tau_chain and tau_tree (bonus token included) on real prompts, never on random tokens: the tree pays only if "
+    "tau_tree / tau_chain > t_tree / t_chain",
+    "the baselines that cost nothing: the target's own MTP head where it has one (Qwen3.5 and 3.6 do), and n-gram "
+    "prompt lookup",
+    "greedy output with speculation on and off: it must be the same, token by token",
+)
+
+
+def recommend(
+    verdicts: Iterable[Verdict],
+    *,
+    spec: str = "HOST",
+    vllm_version: str = "",
+    measured: Measured | None = None,
+    findings: Iterable[Mapping[str, Any]] = (),
+) -> Recommendation:
+    """The path that fits, with what speaks for and against it, what is not known yet, and the next command.
+
+    ``spec`` is the target as it was typed. ``findings`` are lint findings (id, severity, summary); one whose
+    ``retrain`` is true says that the drafter does not belong to this target. Static facts alone never claim that a tree
+    pays.
+    """
+    found = list(findings)
+    known = Known(
+        {v.id: v.outcome for v in verdicts},
+        spec,
+        vllm_version,
+        measured,
+        tuple(str(f.get("summary", "")) for f in found if f.get("severity") == "error"),
+        tuple(str(f.get("summary", "")) for f in found if f.get("retrain")),
+    )
+    row = next(row for row in TABLE if row.when(known))
+    words = _words(known)
+    return Recommendation(
+        row.path,
+        (row.reason.format(**words), *_more_reasons(known, row.path)),
+        _against(known, row.path),
+        _needs(known),
+        _next(known, row.path),
+    )
+
+
+def _more_reasons(known: Known, path: Path) -> tuple[str, ...]:
+    reasons = []
+    if known.is_("tree-walk", "no"):
+        reasons.append("no verifier here walks a tree: a tree given to this vLLM would be accepted as a chain at best")
+    if known.is_("tree-walk", "partial"):
+        reasons.append("a tree walk is in the code but not in use: see tree-walk for what would switch it on")
+    if known.is_("dflash-support", "yes") and path in ("standalone", "chain"):
+        reasons.append("plain DFlash (a chain) works in this vLLM today and is what the tree has to beat")
+    if known.is_("dflash-support", "no"):
+        reasons.append("this vLLM has no DFlash method: the drafter runs only in the standalone engine")
+    return tuple(reasons)
+
+
+def _against(known: Known, path: Path) -> tuple[str, ...]:
+    against = [_PRIOR] if known.ratio("tree_over_chain") is None and path in ("native", "standalone") else []
+    if known.is_("hybrid-tree-state", "no") and path == "native":
+        against.append(
+            "with a hybrid (GDN, Mamba) target this vLLM cannot read state at a node's parent: only an adapter that "
+            "brings its own state works"
+        )
+    if path == "standalone":
+        against.append("the standalone engine serves one process of its own: no continuous batching across users")
+    if known.measured is not None and not known.measured.usable:
+        why = "without CUDA graphs" if not known.measured.graphs else "on random tokens"
+        against.append(f"the measurement at hand was made {why}, so it decides nothing")
+    against += [text for id, outcomes, text in CAUTIONS if known.is_(id, *outcomes)]
+    against += [f"lint: {text}" for text in known.errors]
+    return tuple(against)
+
+
+def _needs(known: Known) -> tuple[str, ...]:
+    unknown = [
+        f"{id}: it could not be told (see its verdict)"
+        for id, outcome in known.outcomes.items()
+        if outcome == "unknown"
+    ]
+    if known.ratio("tree_over_chain") is not None and known.ratio("chain_over_plain") is not None:
+        return tuple(unknown)
+    return (*_TO_MEASURE, *unknown)
+
+
+def _next(known: Known, path: Path) -> str:
+    """The command that comes next; a wheel or a folder has no GPU, so there the host is left to be filled in."""
+    host = (
+        "user@host" if known.spec.split(":", 1)[0] in ("pypi", "wheel", "dir") or known.spec == "HOST" else known.spec
+    )
+    if path == "none":
+        return f"ddaudit scan {host}"
+    if path == "chain" or (path == "native" and known.ratio("tree_over_chain") is None):
+        return f"ddaudit scan {host} --target TARGET_DIR --drafter DRAFTER_DIR --probe gpu"
+    return f"ddaudit run --path {path} {host} --target TARGET_DIR --drafter DRAFTER_DIR"
+
+
+def _words(known: Known) -> dict[str, str]:
+    measured = known.measured
+    ratios = {
+        name: f"{value:.2f}x" if value is not None else "?"
+        for name in ("tree_over_chain", "chain_over_plain", "mtp_over_chain", "break_even")
+        for value in [known.ratio(name)]
+    }
+    return {
+        **ratios,
+        "batch": str(measured.batch) if measured else "?",
+        "misfit": "; ".join(known.drafter_misfit),
+        "native_adapter": known.outcomes.get("native-adapter", "not judged"),
+        "version": known.version or "unknown version",
+    }
+
+
+def below(ratio: float | None, limit: float = 1.0) -> bool:
+    """Whether a measured ratio is at most ``limit``. False when it was not measured."""
+    return ratio is not None and ratio <= limit
+
+
+def above(ratio: float | None, limit: float = 1.0) -> bool:
+    """Whether a measured ratio is above ``limit``. False when it was not measured."""
+    return ratio is not None and ratio > limit
+
+
+def _speed(tau: float | None, seconds: float | None) -> float | None:
+    return _quotient(tau, seconds)
+
+
+def _quotient(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
