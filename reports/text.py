@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence as Markdown. What stands between a pair of backticks becomes a code span, all other markup is escaped."""
+    """A sentence as Markdown. What stands between a pair of backticks becomes a code span, other markup is escaped."""
     parts = one_line(text).split("`")
     if len(parts) % 2 == 0:  # an odd backtick: none of them is markup
         return _escape("`".join(parts))
