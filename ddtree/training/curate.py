@@ -22,8 +22,16 @@ from tqdm import tqdm
 from ddtree.training.errors import PromptError, ResumeError
 from ddtree.training.files import MANIFEST, atomic, digest, fingerprint, read_json, write_json, write_manifest
 from ddtree.training.prompts import Prompt, Source, Span, messages_of, prompt_of, read_all, read_span, spans
-from ddtree.training.textsig import BANDS, PERMUTATIONS, Signatures, near_duplicates, signatures, word_grams
-from ddtree.training.textsig import mix64, normalise_words
+from ddtree.training.textsig import (
+    BANDS,
+    PERMUTATIONS,
+    Signatures,
+    mix64,
+    near_duplicates,
+    normalise_words,
+    signatures,
+    word_grams,
+)
 
 VERDICTS = ("kept", "unparsed", "no-prompt", "too-short", "too-long", "control-characters", "eval-overlap",
             "exact-duplicate", "near-duplicate", "over-quota")  # fmt: skip

@@ -51,7 +51,9 @@ class Target:
         base: Any = model.get_decoder() if hasattr(model, "get_decoder") else model.model  # type: ignore[operator]
         self.base = getattr(base, "language_model", base)
         if not hasattr(self.base, "layers") or not hasattr(self.base, "norm"):
-            raise PreflightError("target-layout", f"{type(model).__name__} has no decoder layers and norm where expected")
+            raise PreflightError(
+                "target-layout", f"{type(model).__name__} has no decoder layers and norm where expected"
+            )
         self.layers: nn.ModuleList = self.base.layers
         if max(layer_ids) >= len(self.layers) or min(layer_ids) < 0:
             raise PreflightError("layer-ids", f"layer ids {list(layer_ids)} on a target of {len(self.layers)} layers")

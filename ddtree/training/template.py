@@ -57,7 +57,11 @@ def render(
     if not tokenizer.chat_template:
         raise PreflightError("template-missing", "the tokenizer has no chat template", "give one with --chat-template")
     text = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=reply, **({"tools": tools} if tools else {}), **(kwargs or {})
+        list(messages),
+        tokenize=False,
+        add_generation_prompt=reply,
+        **({"tools": tools} if tools else {}),
+        **(kwargs or {}),
     )
     return list(tokenizer.encode(text, add_special_tokens=False))
 

@@ -1,0 +1,330 @@
+"""The training loop: one process per GPU (torchrun) or one alone, the target frozen in process.
+
+Gradients are those of the global loss: each rank back-propagates its summed numerator, the weight sums of all ranks and
+accumulation steps are added, and gradients are divided once. Weights, gradients and AdamW's moments are float32;
+activations run in the features' dtype (bfloat16 on a GPU), into which the layers cast their weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddtree.drafter import Drafter
+from ddtree.training import runstate
+from ddtree.training.errors import DataError, TrainingError
+from ddtree.training.export import save_zlab
+from ddtree.training.features import FeatureSource
+from ddtree.training.files import write_json
+from ddtree.training.losses import LossSums, _chunk, head_loss
+from ddtree.training.metrics import Metrics
+from ddtree.training.packing import Batch, Plan, assemble, draw_anchors
+from ddtree.training.replay import replay
+from ddtree.training.schedule import TrainConfig
+from ddtree.training.tokens import TokenSet
+
+
+@dataclass
+class Run:
+    """What a training run needs. ``embedding`` and ``head`` are the target's, frozen, on the device."""
+
+    folder: Path
+    config: TrainConfig
+    drafter: Drafter
+    embedding: Tensor
+    head: Tensor
+    tokens: TokenSet
+    source: FeatureSource
+    held_out: TokenSet | None = None
+    held_out_source: FeatureSource | None = None
+    held_out_rows: list[int] | None = None
+    warm_start: bool = False
+    identity: dict[str, Any] | None = None  # of target and data; kept in run/config.json
+    sharding: str = "ddp"  # or "fsdp"
+    stop_after: int = 0  # end (and save) after this many steps of this call; for tests and time limits
+    stop_at: float = 0.0  # end (and save) once time.time() passes this
+
+
+def data_of(tokens: TokenSet) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """Prompt and total lengths, int64."""
+    return tokens.index["prompt"].astype(np.int64), tokens.index["total"].astype(np.int64)
+
+
+def make_batch(plan: Plan, tokens: TokenSet, step: int, micro: int, block: int, device: torch.device) -> Batch:
+    """The micro-batch ``micro`` of a step; depends on nothing but the arguments."""
+    epoch, rows = plan.rows(step, micro)
+    anchors = [draw_anchors(r, plan.prompts, plan.totals, plan.shape, plan.seed, epoch) for r in rows]
+    ids = [[tokens.ids(d)[: plan.shape.width] for d in r.tolist()] for r in rows]
+    return assemble(rows, anchors, ids, plan.shape, block, device)
+
+
+def prefetch(make: Callable[[int, int], Batch], steps: range, micros: list[int]) -> Iterator[tuple[int, list[Batch]]]:
+    """Batches of each step, one step ahead, built on a thread."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def whole(step: int) -> list[Batch]:
+            return [make(step, m) for m in micros]
+
+        coming = pool.submit(whole, steps[0]) if steps else None
+        for step in steps:
+            assert coming is not None
+            batches = coming.result()
+            coming = pool.submit(whole, step + 1) if step + 1 < steps.stop else None
+            yield step, batches
+
+
+class _Signals:
+    """SIGTERM and SIGUSR1 ask for a save and an orderly end after the current step."""
+
+    def __enter__(self) -> _Signals:
+        self.asked = False
+        self.old: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for sig in (signal.SIGTERM, signal.SIGUSR1):
+                self.old[sig] = signal.signal(sig, self._ask)
+        return self
+
+    def _ask(self, _signum: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __exit__(self, *_exc: object) -> None:
+        for sig, handler in self.old.items():
+            signal.signal(sig, handler)
+
+
+def wrap(drafter: Drafter, sharding: str) -> nn.Module:
+    """DDP, or FSDP2 with float32 master shards, when there is a process group; the drafter itself otherwise.
+
+    FSDP2 shards weights, gradients and moments at the root: a drafter's bfloat16 weights fit whole for one pass.
+    """
+    if not dist.is_initialized():
+        return drafter
+    if sharding == "ddp":
+        return DistributedDataParallel(drafter)
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(drafter)
+    return drafter
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train to the end, to a signal, or to a stop; returns a summary. Calling again goes on from the last save.
+
+    Raises:
+        ResumeError: the folder belongs to a run with other settings.
+        DataError: too little data, or a loss without weight.
+        TrainingError: a loss that is not finite.
+    """
+    c, device = run.config, run.embedding.device
+    runstate.begin(run.folder, {**_flat(c), "identity": run.identity or {}, "warm_start": run.warm_start})
+    prompts, totals = data_of(run.tokens)
+    plan = Plan(prompts, totals, c.shape, c.rows_per_step, c.seed)
+    world, rank = runstate.world(), runstate.rank()
+    if plan.micro % world:
+        raise DataError("ranks", f"{plan.micro} micro-batches a step do not divide over {world} ranks",
+                        f"rows per step must be a multiple of {world} x {c.shape.rows}")  # fmt: skip
+    steps = c.steps or max(1, round(c.epochs * plan.steps_per_epoch()))
+    drafter = run.drafter.to(device=device, dtype=torch.float32).train().requires_grad_(True)
+    model = wrap(drafter, run.sharding)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=c.betas, weight_decay=c.weight_decay,
+                                  fused=device.type == "cuda")  # fmt: skip
+    saved = runstate.restore(run.folder, model, optimizer)
+    start = int(saved["step"]) if saved else 0
+    best = dict(saved["best"]) if saved else {"tau": 0.0, "step": -1}
+    if rank == 0:
+        runstate.truncate_metrics(run.folder, start)
+    metrics = Metrics(run.folder, steps, start, rank == 0)
+    use_compile = c.compile and device.type == "cuda"
+    forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if use_compile else model  # type: ignore[assignment]
+    chunk_fn = torch.compile(_chunk, dynamic=False) if use_compile else _chunk
+    dtype = getattr(torch, c.dtype)
+    embedding, head = run.embedding.to(dtype), run.head.to(dtype)
+    micros = list(range(rank, plan.micro, world))
+    tokens_done, seconds, since = 0, 0.0, time.perf_counter()
+    sums: LossSums | None = None
+    last: dict[str, Any] = {}
+    stop_step = min(steps, start + run.stop_after) if run.stop_after else steps
+    step, reason = start, "done"
+
+    def build(s: int, m: int) -> Batch:
+        return make_batch(plan, run.tokens, s, m, c.block, device)
+
+    with _Signals() as signals:
+        for step, batches in prefetch(build, range(start, stop_step), micros):
+            rate = c.learning_rate(step, steps, run.warm_start)
+            weight = torch.zeros((), device=device)
+            for i, batch in enumerate(batches):
+                features = run.source.features(batch.docs, batch.lengths)[batch.source].to(dtype)
+                with _accumulating(model, last=i == len(batches) - 1):
+                    hidden = forward(
+                        features, batch.anchor_tokens, batch.anchors, embedding, batch.positions, batch.starts
+                    )
+                    drafted = hidden[:, :, 1:]
+                    part, grad = head_loss(drafted, head, batch.targets, batch.valid, c.loss, chunk_fn)
+                    drafted.backward(grad)
+                weight += part.weight
+                sums = part if sums is None else sums + part
+                tokens_done += batch.tokens
+            _reduce(weight)
+            norm = _apply(model, optimizer, weight, world, rate, c.clip)
+            done = step + 1
+            asked = _any(signals.asked or bool(run.stop_at and time.time() > run.stop_at), device)
+            saving = done % c.save_every == 0 or done == stop_step or asked
+            if done % c.log_every == 0 or saving:  # a loss that is not finite must not reach a checkpoint
+                assert sums is not None
+                last = _summary(sums, norm, rate, device)
+                if not np.isfinite(last["loss"]):
+                    raise TrainingError("loss-not-finite", f"step {done}: loss {last['loss']}, gradient {last['grad_norm']}",
+                                        "a lower learning rate; the last checkpoint is good")  # fmt: skip
+                seconds += time.perf_counter() - since
+                last["tokens_per_s"] = round(tokens_done * world / max(seconds, 1e-9), 1)
+                metrics.log(done, {**last, "epoch": plan.locate(step)[0]})
+                sums, tokens_done, seconds, since = None, 0, 0.0, time.perf_counter()
+            metrics.progress(1, **_shown(last, best))
+            evaluate_now = run.held_out is not None and (done % c.eval_every == 0 or done == steps)
+            if evaluate_now:
+                before = time.perf_counter()
+                best, improved = _evaluate(run, drafter, embedding, done, best, metrics, plan)
+                since += time.perf_counter() - before
+                if not improved and c.patience and (done - best["step"]) >= c.patience * c.eval_every:
+                    reason, asked = "no-improvement", True
+            if saving or asked:
+                before = time.perf_counter()
+                runstate.save(run.folder, done, model, optimizer, {"best": best, "steps": steps}, c.keep)
+                since += time.perf_counter() - before
+            if asked:
+                reason = "stopped" if reason == "done" else reason
+                break
+    metrics.close()
+    final = step + 1 if stop_step > start else start
+    summary = {"steps": steps, "step": final, "reason": reason, "best": best, "last": last}
+    if rank == 0:
+        write_json(run.folder / "summary.json", summary)
+    return summary
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    return {"train": asdict(config)}
+
+
+@contextlib.contextmanager
+def _accumulating(model: nn.Module, last: bool) -> Iterator[None]:
+    """Exchange gradients only with the last micro-batch of a step."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+        return
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    yield
+
+
+def _reduce(value: Tensor) -> None:
+    if dist.is_initialized():
+        dist.all_reduce(value)
+
+
+def _any(flag: bool, device: torch.device) -> bool:
+    """True on every rank if on one: all must stop at the same step."""
+    if not dist.is_initialized():
+        return flag
+    t = torch.tensor(float(flag), device=device)
+    dist.all_reduce(t)
+    return bool(t.item() > 0)
+
+
+def _apply(
+    model: nn.Module, optimizer: torch.optim.Optimizer, weight: Tensor, world: int, rate: float, clip: float
+) -> Tensor:
+    """Divide by the global weight, clip, step. DDP and FSDP averaged over ranks: undo that. Returns the norm."""
+    scale = world / weight.clamp(min=1e-12)
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    for p in parameters:
+        assert p.grad is not None
+        getattr(p.grad, "_local_tensor", p.grad).mul_(scale)
+    norm = nn.utils.clip_grad_norm_(parameters, clip)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    full = getattr(norm, "full_tensor", None)
+    return full() if full is not None else norm  # type: ignore[no-any-return]
+
+
+def _summary(sums: LossSums, norm: Tensor, rate: float, device: torch.device) -> dict[str, Any]:
+    flat = torch.cat([t.reshape(-1).float() for t in sums.stacked()]).to(device)
+    _reduce(flat)
+    loss, weight, *rest = flat.tolist()
+    D = (len(rest) - 2) // 2
+    hits, valid, (accepted, blocks) = rest[:D], rest[D : 2 * D], rest[2 * D :]
+    return {
+        "loss": loss / max(weight, 1e-12), "accuracy_1": hits[0] / max(valid[0], 1),
+        "anchor_tau": 1 + accepted / max(blocks, 1), "grad_norm": float(norm), "lr": rate, "blocks": int(blocks),
+    }  # fmt: skip
+
+
+def _shown(last: dict[str, Any], best: dict[str, Any]) -> dict[str, str]:
+    if not last:
+        return {}
+    shown = {"loss": f"{last['loss']:.3f}", "tok/s": f"{last['tokens_per_s']:,.0f}"}
+    if best["step"] >= 0:
+        shown["best tau"] = f"{best['tau']:.2f}"
+    return shown
+
+
+def _evaluate(
+    run: Run, drafter: Drafter, embedding: Tensor, done: int, best: dict[str, Any], metrics: Metrics, plan: Plan
+) -> tuple[dict[str, Any], bool]:
+    """Replay the held-out rows; keep the drafter when its tau for the selected rule is the best so far."""
+    c = run.config
+    assert run.held_out is not None
+    source = run.held_out_source or run.source
+    rows = run.held_out_rows if run.held_out_rows is not None else list(range(min(c.eval_rows, len(run.held_out))))
+    drafter.eval()
+    result = replay(drafter, embedding, run.head, run.held_out, source, rows, c.eval_budgets, getattr(torch, c.dtype))
+    drafter.train()
+    taus = {f"tau/{rule}": r.tau() for rule, r in result.rules.items()}
+    metrics.log(done, taus)
+    metrics.say(f"step {done}: " + "  ".join(f"{k.removeprefix('tau/')} {v:.3f}" for k, v in taus.items()))
+    if f"tau/{c.select}" not in taus:
+        raise DataError("select-rule", f"no rule {c.select!r}", f"one of {', '.join(result.rules)}")
+    tau = taus[f"tau/{c.select}"]
+    if tau <= best["tau"]:
+        return best, False
+    best = {"tau": tau, "step": done, "taus": taus}
+    weights = runstate.whole_weights(drafter)
+    if runstate.rank() == 0:
+        save_zlab(run.folder / "best", weights, drafter.config, extra={"step": done, "taus": taus})
+    return best, True
+
+
+def init_distributed() -> torch.device:
+    """Join torchrun's process group when started by it; returns this rank's device."""
+    cuda = torch.cuda.is_available()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized():
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if cuda:
+            torch.cuda.set_device(local)
+        dist.init_process_group("nccl" if cuda else "gloo")
+        return torch.device("cuda", local) if cuda else torch.device("cpu")
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def with_loss(config: TrainConfig, kind: str) -> TrainConfig:
+    """The same settings with another loss."""
+    return replace(config, loss=replace(config.loss, kind=kind))
