@@ -99,5 +99,6 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
         num_attention_heads=config["num_attention_heads"],
         max_position_embeddings=config.get("max_position_embeddings", 2048),
     )
-    inv_freq, scale = ROPE_INIT_FUNCTIONS[params["rope_type"]](hf, torch.device("cpu"))
+    with torch.device("cpu"):  # whatever device the model is being built on
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[params["rope_type"]](hf, torch.device("cpu"))
     return Rope(inv_freq, float(scale))

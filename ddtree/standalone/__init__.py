@@ -1,0 +1,1 @@
+"""Exact tree speculative decoding of a Hugging Face target without a server: ``python -m ddtree.standalone --help``."""
