@@ -1,0 +1,179 @@
+"""The commands. Everything that takes time to import is imported where it is used: ``--help`` has to be instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import click
+import typer
+
+from audit_cli import __version__
+from audit_cli.console import Console
+from audit_cli.errors import DONE, FOUND, HOST, INCOMPLETE, INTERRUPTED, USAGE, DdauditError
+
+app = typer.Typer(
+    name="ddaudit",
+    help="Audit a vLLM host for tree speculative decoding, with evidence, and run the path that fits.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DDAUDIT"},
+)
+cache_app = typer.Typer(help="What is kept on this machine to make scans fast.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+Targets = Annotated[list[str], typer.Argument(metavar="TARGET", help="user@host[:port] | ssh alias | local | pypi:vllm==0.33.0 | wheel:FILE | dir:FOLDER", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
+Out = Annotated[Optional[Path], typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
+Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
+Rules = Annotated[Optional[list[Path]], typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)]
+Venv = Annotated[str, typer.Option("--venv", help="The environment that runs vLLM: the folder that holds bin/python.")]
+PythonPath = Annotated[Optional[list[str]], typer.Option("--pythonpath", help="A folder that PYTHONPATH adds where vLLM runs (repeatable).")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say what is run where; twice: tracebacks too.")]
+Identity = Annotated[str, typer.Option("--identity", "-i", help="SSH: a private key file.")]
+SshConfig = Annotated[str, typer.Option("--ssh-config", "-F", help="SSH: another configuration file.")]
+HostKey = Annotated[str, typer.Option("--host-key", metavar="SHA256:...", help="SSH: accept the host key with this fingerprint for this run.")]
+Backend = Annotated[str, typer.Option("--ssh-backend", help="SSH: paramiko, or openssh (the system's ssh).")]
+Container = Annotated[str, typer.Option("--container", metavar="[podman:]NAME", help="Look inside this container of the target.")]
+Sudo = Annotated[bool, typer.Option("--sudo", help="Run the inventory as root on the target (sudo -n).")]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, run, and turn every end into an exit code."""
+    as_json = "--json" in arguments
+    console = Console(verbose=2 if "-vv" in arguments else 0)
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="ddaudit", standalone_mode=False)
+        return code if isinstance(code, int) else DONE
+    except DdauditError as error:
+        if console.verbose == 2:
+            import traceback
+
+            traceback.print_exc()
+        return _fail(console, error, as_json)
+    except click.ClickException as error:
+        name = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ddaudit"
+        return _fail(console, DdauditError("usage", error.format_message(), "", f"{name} --help", USAGE), as_json)
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except OSError as error:
+        from audit_cli.fetch import disk_full
+
+        if console.verbose == 2:
+            raise
+        full = disk_full(error)
+        other = DdauditError("os", error.strerror or str(error), str(error.filename or ""), "-vv shows where", HOST)
+        return _fail(console, full or other, as_json)
+
+
+def _fail(console: Console, error: DdauditError, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": error.to_json()}))
+    console.error(error)
+    return error.exit_code
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"ddaudit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    pass
+
+
+@app.command()
+def scan(
+    targets: Targets,
+    venv: Venv = "",
+    pythonpath: PythonPath = None,
+    as_json: Json = False,
+    out: Out = None,
+    redact: Redact = False,
+    rules: Rules = None,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="Leave the live probes out.")] = False,
+    fail_on: Annotated[Optional[list[str]], typer.Option("--fail-on", metavar="ID=OUTCOME", help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable).")] = None,
+    identity: Identity = "",
+    ssh_config: SshConfig = "",
+    host_key: HostKey = "",
+    ssh_backend: Backend = "paramiko",
+    container: Container = "",
+    sudo: Sudo = False,
+    verbose: Verbose = 0,
+) -> int:
+    """What vLLM is there, what it can do with trees, and which path fits: a report with evidence."""
+    from audit_cli import kept, paths
+    from audit_cli.opening import Options
+    from audit_cli.output import fails, show
+    from audit_cli.scan import is_incomplete, scan_target
+    from audit_cli.targets import parse
+
+    if ssh_backend not in ("paramiko", "openssh"):
+        raise DdauditError("usage", f"--ssh-backend {ssh_backend} is not known", "", "paramiko or openssh")
+    console = Console(verbose, quiet=as_json and not sys.stderr.isatty() and not verbose)
+    options = Options(paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend, container, sudo)
+    conditions = [fails(text) for text in fail_on or ()]
+    if len(targets) > 1:
+        raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
+    audit = scan_target(parse(targets[0]), options, console, tuple(rules or ()), probe=not no_probe)
+    saved = kept.keep(audit, paths.state_dir() / "audits")
+    show(audit, console, as_json=as_json, out=out, redact=redact, saved=saved)
+    if is_incomplete(audit):
+        return INCOMPLETE
+    return FOUND if any(condition(audit) for condition in conditions) else DONE
+
+
+@app.command()
+def report(
+    audit: Annotated[str, typer.Argument(help="A JSON file of --json, the id of a kept audit, or `last`.")] = "last",
+    as_json: Json = False,
+    out: Out = None,
+    redact: Redact = False,
+) -> int:
+    """Render an audit again: the same JSON gives the same report, byte for byte."""
+    from audit_cli import kept, paths
+    from audit_cli.output import show
+
+    path = kept.find(audit, paths.state_dir() / "audits")
+    show(kept.load(path), Console(quiet=True), as_json=as_json, out=out, redact=redact)
+    return DONE
+
+
+@cache_app.command("info")
+def cache_info(as_json: Json = False) -> int:
+    """Where the cache is, and what it holds."""
+    from audit_cli import caches
+
+    return caches.info(as_json)
+
+
+@cache_app.command("clear")
+def cache_clear(wheels: Annotated[bool, typer.Option("--wheels", help="Remove the fetched wheels too.")] = False) -> int:
+    """Remove everything that can be made again. Kept audits stay."""
+    from audit_cli import caches
+
+    return caches.clear(wheels)
+
+
+@cache_app.command("warm")
+def cache_warm(
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET", help="Releases or wheels: pypi:vllm==0.33.0, wheel:FILE")],
+    verbose: Verbose = 0,
+) -> int:
+    """Read these releases now, so that scans of hosts that run them are instant."""
+    from audit_cli import caches
+
+    return caches.warm(targets, Console(verbose))
+
+
