@@ -1,0 +1,176 @@
+"""Kernels against their twins: run with TRITON_INTERPRET=1 on a CPU (test_interpreted.py does), or as it is on a GPU.
+
+Each check draws fresh inputs, poisons what a kernel must not read, and raises AssertionError. Usage: python -m
+tests.kernels.interpret [NAME...] prints one line per check.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from ddtree import attention as twin
+from tests.kernels.trees import SHAPES, make_tree, shuffled
+
+ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if ON_CPU else "cuda"
+NAN = float("nan")
+# The interpreter has no sound bfloat16; float16 takes the same code.
+DTYPES = (torch.float32, torch.float16) if ON_CPU else (torch.float32, torch.float16, torch.bfloat16)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(gen, *shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=gen).to(DEVICE, dtype)
+
+
+def to_device(tree):
+    values = {name: getattr(tree, name) for name in tree.__dataclass_fields__}
+    return type(tree)(**{n: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for n, v in values.items()})
+
+
+def close(got, want, bound, what=""):
+    """Norm-wise relative error below bound; NaN never passes."""
+    got, want = got.double().cpu(), want.double().cpu()
+    error = float((got - want).norm() / want.norm().clamp(min=1e-30))
+    assert error <= bound, f"{what}: relative error {error:.2e} > {bound:.0e}"
+
+
+BOUND = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
+
+
+def attention_case(gen, sizes, size, lengths, heads, kv_heads, dim, dtype, window=0, paged=0, words=True, splits=0):
+    from ddtree.kernels import attention as fast
+
+    lists = [shuffled(SHAPES["spine"](n, gen), gen) for n in sizes]
+    tree = to_device(make_tree(lists, size, gen))
+    rows = max(lengths) + size + 9
+    q = draw(gen, len(sizes), size, heads, dim, dtype=dtype)
+    k, v = (draw(gen, len(sizes), rows, kv_heads, dim, dtype=dtype) for _ in range(2))
+    for r, length in enumerate(lengths):
+        k[r, length + size :], v[r, length + size :] = NAN, NAN
+    where = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    options = {"depth": tree.depth, "window": window}
+    bits = tree.words if words else None
+    want = twin.tree_attention(q.double(), k.double(), v.double(), where, bits, **options)
+    if paged:
+        blocks = -(-rows // paged)
+        packed = torch.full((len(sizes) * blocks + 3, kv_heads, paged, 2 * dim), NAN, device=DEVICE, dtype=dtype)
+        k_pages, v_pages = packed.transpose(1, 2).split(dim, -1)
+        table = torch.randperm(len(sizes) * blocks + 3, generator=gen)[: len(sizes) * blocks].view(-1, blocks)
+        for r in range(len(sizes)):
+            for b in range(blocks):
+                part = slice(b * paged, min((b + 1) * paged, rows))
+                k_pages[table[r, b], : part.stop - part.start] = k[r, part]
+                v_pages[table[r, b], : part.stop - part.start] = v[r, part]
+        k, v, options["block_table"] = k_pages, v_pages, table.int().to(DEVICE)
+    got = fast.tree_attention(q, k, v, where, bits, **options, tune={"splits": splits} if splits else None)
+    for r, n in enumerate(sizes):  # padding rows are padding
+        close(got[r, :n], want[r, :n], BOUND[dtype], f"attention {sizes} {lengths} {heads}/{kv_heads}x{dim} {dtype}")
+
+
+def check_attention():
+    for seed, dtype in enumerate(DTYPES):
+        gen = generator(seed)
+        attention_case(gen, [17, 9], 17, [100, 0], 4, 2, 64, dtype)
+        attention_case(gen, [17, 17], 17, [140, 63], 2, 1, 128, dtype, splits=2)
+    gen = generator(9)
+    attention_case(gen, [70], 70, [37], 3, 1, 16, torch.float32)
+    attention_case(gen, [130, 66], 130, [64, 65], 2, 2, 16, torch.float32, splits=3)
+    attention_case(gen, [17], 17, [40], 2, 1, 256, torch.float16)
+
+
+def check_attention_windows():
+    gen = generator(1)
+    for window, splits in ((7, 1), (50, 2), (400, 2)):
+        attention_case(gen, [33, 20], 33, [150, 3], 4, 2, 16, torch.float32, window=window, splits=splits)
+
+
+def check_attention_paged():
+    gen = generator(2)
+    for splits in (1, 3):
+        attention_case(gen, [33, 20], 33, [150, 3], 4, 2, 16, torch.float32, paged=16, splits=splits)
+
+
+def check_attention_block():
+    gen = generator(3)
+    attention_case(gen, [16, 16], 16, [90, 0], 4, 2, 64, torch.float32, words=False)
+    attention_case(gen, [16], 16, [90], 4, 2, 64, torch.float32, words=False, splits=2)
+
+
+def check_paged_ragged():
+    from ddtree.kernels import attention as fast
+
+    gen = generator(4)
+    sizes, lengths = [20, 5, 33], [30, 100, 0]
+    cu = torch.tensor([0, 20, 25, 58], dtype=torch.int32, device=DEVICE)
+    trees = [to_device(make_tree([shuffled(SHAPES["spine"](n, gen), gen)], n, gen)) for n in sizes]
+    words = torch.cat([t.words[0] for t in trees])
+    q, pages = draw(gen, 58, 4, 32), draw(gen, 40, 2, 16, 2, 32)
+    k_pages, v_pages = pages[:, 0], pages[:, 1]
+    table = torch.randperm(40, generator=gen)[:27].view(3, 9).int().to(DEVICE)
+    where = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    got = fast.paged_attention(q, k_pages, v_pages, cu, 33, where, words, table)
+    for r in range(3):
+        rows = slice(int(cu[r]), int(cu[r + 1]))
+        one = slice(r, r + 1)
+        want = twin.tree_attention(
+            q[None, rows].double(),
+            k_pages.double(),
+            v_pages.double(),
+            where[one],
+            trees[r].words,
+            block_table=table[one],
+        )
+        close(got[rows], want[0], 2e-6, "paged ragged")
+
+
+def check_two_parts():
+    from ddtree.kernels import attention as fast
+
+    gen = generator(5)
+    for dtype in DTYPES:
+        cu = torch.tensor([0, 30, 47, 117], dtype=torch.int32, device=DEVICE)
+        trees = [make_tree([shuffled(SHAPES["spine"](n, gen), gen)], n, gen).words[0] for n in (30, 17, 70)]
+        words = torch.cat([torch.nn.functional.pad(w, (0, 2 - w.shape[1])) for w in trees]).to(DEVICE)
+        q, k, v = (
+            draw(gen, 117, 4, 64, dtype=dtype),
+            draw(gen, 117, 2, 64, dtype=dtype),
+            draw(gen, 117, 2, 64, dtype=dtype),
+        )
+        want, want_lse = twin.tree_part(q.double(), k.double(), v.double(), cu, words)
+        got, lse = fast.tree_part(q, k, v, cu, words, max_nodes=70)
+        close(got, want, BOUND[dtype], "tree part")
+        close(lse, want_lse, 2e-6 if dtype == torch.float32 else 1e-3, "tree part lse")
+        other, other_lse = draw(gen, 117, 4, 64, dtype=dtype), draw(gen, 4, 117)
+        other[3], other_lse[:, 3], other_lse[:, 40] = NAN, float("-inf"), float("inf")
+        joined, joined_lse = fast.merge(other, other_lse, got, lse)
+        want, want_lse = twin.merge(other, other_lse, got, lse)
+        close(joined, want, BOUND[dtype], "merge")
+        close(joined_lse, want_lse, 2e-6, "merge lse")
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
+
+
+def main(names: list[str]) -> int:
+    failed = 0
+    for name in names or CHECKS:
+        try:
+            CHECKS[name]()
+            print("ok    ", name, flush=True)
+        except Exception as error:
+            failed += 1
+            print("FAILED", name, f"{type(error).__name__}: {error}", flush=True)
+            if os.environ.get("TRACE"):
+                raise
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
