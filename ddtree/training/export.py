@@ -1,9 +1,9 @@
 """Write a drafter as checkpoints that others load.
 
-z-lab form: what z-lab's and the DDTree authors' code, vLLM's own DFlash loader and the standalone engine all take. Beside
-z-lab's keys it has ``eagle_aux_hidden_state_layer_ids`` (id + 1: vLLM reads it first, also the versions that forget the +1),
-``dflash_config.causal`` false, and RoPE in the spelling of both transformers 4 and 5. The speculators form adds copies of
-embedding and head.
+z-lab form: what z-lab's and the DDTree authors' code, vLLM's own DFlash loader and the standalone engine all take.
+Beside z-lab's keys it has ``eagle_aux_hidden_state_layer_ids`` (id + 1: vLLM reads it first, also the versions that
+forget the +1), ``dflash_config.causal`` false, and RoPE in the spelling of both transformers 4 and 5. The
+speculators form adds copies of embedding and head.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def compare(
     features = torch.randn(1, 24, len(c.target_layer_ids) * c.target_hidden_size, generator=g)
     anchors = torch.tensor([[3, 11, 24]])
     tokens = torch.randint(0, c.vocab_size, (1, 3), generator=g)
-    embedding, head = embedding.float().cpu(), head.float().cpu()
+    # a target in bfloat16 loses nothing here; the speculators form stores copies in bfloat16
+    embedding, head = (t.cpu().to(torch.bfloat16).float() for t in (embedding, head))
     rounded = Drafter(c)
     rounded.load_state_dict(
         {k: v.float() if "norm" in k else v.to(torch.bfloat16).float() for k, v in drafter.cpu().state_dict().items()}

@@ -95,7 +95,8 @@ def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
 
 
 class VllmStates:
-    """Reads what vLLM's ``extract_hidden_states`` saved: safetensors {hidden_states [S, n, H], token_ids [S]} a request.
+    """Reads what vLLM's ``extract_hidden_states`` saved: safetensors {hidden_states [S, n, H], token_ids [S]} a
+    request.
 
     vLLM's auxiliary layer k is the output of layer k - 1. Files are matched by their token ids, so their names do not
     matter.

@@ -1,12 +1,13 @@
 """Losses of a draft block under the frozen head, without ever holding a graph over logits.
 
-For slot k = 1..B-1 with target y_k, l_k = log q_k(y_k):  L = sum_k w_k * (-l_k) / sum_k w_k,  w detached, both sums over
-ranks and accumulation steps (the caller divides once). Weights:
+For slot k = 1..B-1 with target y_k, l_k = log q_k(y_k):  L = sum_k w_k * (-l_k) / sum_k w_k,  w detached, both sums
+over ranks and accumulation steps (the caller divides once). Weights:
 
 * ``ce_decay``: exp(-(k-1)/g), DFlash (arXiv 2602.06036).
-* ``dpace``: sum_{j>=k} prod_{i<=j} ((1-a) q_i + a), the gradient of the smoothed expected chain length (arXiv 2605.18810).
-* ``tree``: with S_d = sum_{k<=d} l_k and theta the log-probability of the budget-th best prefix, a best-first tree of that
-  budget accepts #{d : S_d >= theta} drafts. Its smoothed count sum_d sigmoid((S_d - theta)/t) has weights
+* ``dpace``: sum_{j>=k} prod_{i<=j} ((1-a) q_i + a), the gradient of the smoothed expected chain length (arXiv
+  2605.18810).
+* ``tree``: with S_d = sum_{k<=d} l_k and theta the log-probability of the budget-th best prefix, a best-first tree
+  of that budget accepts #{d : S_d >= theta} drafts. Its smoothed count sum_d sigmoid((S_d - theta)/t) has weights
   sum_{d>=k} sigmoid'; a little ce_decay is added, for the start.
 """
 
@@ -49,7 +50,8 @@ class LossConfig:
 def tree_threshold(top: Tensor, budget: int) -> Tensor:
     """Log-probability of the budget-th best prefix of product distributions.
 
-    Prefixes rank by their product and none above its own prefix, so the budget best per depth hold all of the budget best.
+    Prefixes rank by their product and none above its own prefix, so the budget best per depth hold all of the
+    budget best.
 
     Args:
         top: [M, D, K] the best log-probabilities of each slot, sorted; exact for K >= min(budget, vocabulary).

@@ -1,8 +1,8 @@
 """What each step trains on: a plan that is a pure function of (lengths, seed, epoch), and anchors keyed by document.
 
-Documents are packed into rows of a fixed width, at most ``anchors`` blocks a row, and rows into micro-batches: shapes are
-static, so the drafter compiles once. A step is ``rows_per_step`` rows whatever the number of ranks, and nothing here holds
-state, so a run goes on at step s, on any number of ranks, from s alone.
+Documents are packed into rows of a fixed width, at most ``anchors`` blocks a row, and rows into micro-batches:
+shapes are static, so the drafter compiles once. A step is ``rows_per_step`` rows whatever the number of ranks, and
+nothing here holds state, so a run goes on at step s, on any number of ranks, from s alone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def pack_epoch(
 ) -> list[NDArray[np.int64]]:
     """Documents of every packed row of an epoch, in the epoch's order.
 
-    Best fit, in windows of shuffled documents: a document goes into the row where it leaves least room, if both its tokens
-    and its anchors fit. Documents without a possible anchor (prompts as wide as a row) are left out.
+    Best fit, in windows of shuffled documents: a document goes into the row where it leaves least room, if both its
+    tokens and its anchors fit. Documents without a possible anchor (prompts as wide as a row) are left out.
 
     Args:
         prompts, totals: lengths of each document.

@@ -1,8 +1,8 @@
 """Prompts as people have them (JSON lines, Parquet, plain text, gzipped or not) as one record type.
 
-Recognised fields: ``messages`` (role/content), ``conversations`` (from/value), ``prompt``, ``instruction`` (+ ``input``),
-``question``, ``query``, ``text``. A trailing assistant turn is dropped: the target writes its own. A text file holds one
-prompt a line.
+Recognised fields: ``messages`` (role/content), ``conversations`` (from/value), ``prompt``, ``instruction`` (+
+``input``), ``question``, ``query``, ``text``. A trailing assistant turn is dropped: the target writes its own. A
+text file holds one prompt a line.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Replay evaluation: tau of a drafter on recorded responses, with the target out of the loop.
 
-Speculative decoding is lossless, so the rounds over a recorded response are fixed by the record: draft at an anchor, count
-the drafts that match, jump past them and the bonus. All anchors of a response are drafted in one packed pass; the walk
-then needs only the accepted count at each position. For a tree, #{d : S_d >= theta} is the depth that a best-first tree of
-that budget accepts (losses.tree_threshold; the identity is tested against ddtree.tree). On greedy records this is the
-served tau; on sampled ones that of the sample-match rule. tau = tokens committed per round, bonus included.
+Speculative decoding is lossless, so the rounds over a recorded response are fixed by the record: draft at an
+anchor, count the drafts that match, jump past them and the bonus. All anchors of a response are drafted in one
+packed pass; the walk then needs only the accepted count at each position. For a tree, #{d : S_d >= theta} is the
+depth that a best-first tree of that budget accepts (losses.tree_threshold; the identity is tested against
+ddtree.tree). On greedy records this is the served tau; on sampled ones that of the sample-match rule. tau = tokens
+committed per round, bonus included.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ddtree.drafter import Drafter
+from ddtree.measure import Acceptance
 from ddtree.training.features import FeatureSource
 from ddtree.training.losses import tree_threshold
 from ddtree.training.packing import Shape, assemble
@@ -35,7 +37,11 @@ class Rounds:
     tokens: NDArray[np.int64]
     rounds: NDArray[np.int64]
     accepted: NDArray[np.int64]  # histogram, [K+1]
-    reached: NDArray[np.int64]  # [K]: rounds whose record goes on past k accepted drafts, and that accepted k
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """The same, summed over responses, in the terms of ddtree.measure."""
+        return Acceptance(tuple(self.accepted.tolist()), int(self.tokens.sum()))
 
     def tau(self, keep: NDArray[np.bool_] | None = None) -> float:
         """Micro: tokens over rounds; nan without rounds."""
@@ -58,11 +64,6 @@ class Rounds:
         low, high = np.percentile(t[pick].sum(1) / np.maximum(r[pick].sum(1), 1), [2.5, 97.5])
         return float(low), float(high)
 
-    def conditional(self) -> list[float]:
-        """Per position: share of the rounds that got there (and whose record goes on) that accepted it too."""
-        beyond = self.accepted[::-1].cumsum()[::-1][1:]
-        return [float(b / n) if n else float("nan") for b, n in zip(beyond, self.reached, strict=True)]
-
 
 def walk_rounds(accepted: Sequence[NDArray[np.int64]], drafts: int) -> Rounds:
     """Rounds of each response from its accepted counts.
@@ -71,7 +72,7 @@ def walk_rounds(accepted: Sequence[NDArray[np.int64]], drafts: int) -> Rounds:
         accepted: per response, at each response position but the last: drafts accepted by a round anchored there (never
             past the record's end). The first token comes from the prefill, so len(accepted) tokens are drafted for.
     """
-    histogram, reached = np.zeros(drafts + 1, np.int64), np.zeros(drafts, np.int64)
+    histogram = np.zeros(drafts + 1, np.int64)
     tokens, rounds = [], []
     for counts in accepted:
         at, n, total = 0, 0, len(counts)
@@ -79,11 +80,10 @@ def walk_rounds(accepted: Sequence[NDArray[np.int64]], drafts: int) -> Rounds:
         while at < total:
             got = steps[at]
             histogram[got] += 1
-            reached[: min(got + 1, drafts, total - at)] += 1
             at, n = at + got + 1, n + 1
         tokens.append(total)
         rounds.append(n)
-    return Rounds(np.array(tokens), np.array(rounds), histogram, reached)
+    return Rounds(np.array(tokens), np.array(rounds), histogram)
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ class Replay:
                 "tau": r.tau(), "interval": r.interval(samples=samples), "macro": r.macro(),
                 "tau_not_looping": r.tau(~self.looping), "interval_not_looping": r.interval(~self.looping, samples),
                 "rounds": int(r.rounds.sum()), "tokens": int(r.tokens.sum()),
-                "conditional": [round(x, 4) for x in r.conditional()],
+                "conditional": [round(x, 4) for x in r.acceptance.conditional],
             }  # fmt: skip
             row["by_category"] = {str(c): r.tau(names == c) for c in np.unique(names)}
             out[rule] = row

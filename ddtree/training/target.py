@@ -20,7 +20,7 @@ from ddtree.training.errors import PreflightError
 from ddtree.training.files import digest, file_digest, fingerprint
 
 
-class _Stop(Exception):
+class _StopForward(Exception):  # noqa: N818 (a signal, no error)
     """Raised by the last hook: no later layer is needed."""
 
 
@@ -75,7 +75,7 @@ class Target:
             if self._record:
                 self._taps[i] = output[0] if isinstance(output, tuple) else output
                 if self.early_stop and i == max(self.layer_ids):
-                    raise _Stop
+                    raise _StopForward
 
         return hook
 
@@ -94,7 +94,7 @@ class Target:
         self._taps, self._record = {}, True
         try:
             self.base(input_ids=ids, use_cache=False)
-        except _Stop:
+        except _StopForward:
             pass
         finally:
             self._record = False

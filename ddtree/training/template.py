@@ -1,8 +1,8 @@
 """Chat templates: prompts as token ids, conversations as one row per assistant turn.
 
-A template may rewrite earlier turns (Qwen strips their thinking), so a conversation rendered whole is not what the server
-sees at turn t. Each assistant turn therefore gets its own row: the prefix rendered exactly as serving renders it, then the
-response's own token ids, verbatim.
+A template may rewrite earlier turns (Qwen strips their thinking), so a conversation rendered whole is not what the
+server sees at turn t. Each assistant turn therefore gets its own row: the prefix rendered exactly as serving
+renders it, then the response's own token ids, verbatim.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Word n-gram hashes and MinHash signatures of many texts at once, without a Python loop over words.
 
-Texts are normalised to lower-case words with one space between. With C the running sum of byte_i * p**i modulo 2**64 and p
-odd, a substring's hash is (C[end] - C[start]) * p**-start: any word n-gram costs two look-ups. MinHash is Broder 1997;
-banding is the usual LSH: b bands of r rows find a pair of Jaccard similarity s with probability 1 - (1 - s**r)**b.
+Texts are normalised to lower-case words with one space between. With C the running sum of byte_i * p**i modulo
+2**64 and p odd, a substring's hash is (C[end] - C[start]) * p**-start: any word n-gram costs two look-ups. MinHash
+is Broder 1997; banding is the usual LSH: b bands of r rows find a pair of Jaccard similarity s with probability 1 -
+(1 - s**r)**b.
 """
 
 from __future__ import annotations

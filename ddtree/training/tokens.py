@@ -1,10 +1,10 @@
 """Token shards: recorded responses as flat token ids, with an index, provenance, checksums and a manifest.
 
 ``shard-00000.ids`` holds uint32 token ids end to end; ``shard-00000.rows.npy`` one record a row (offset, total length,
-prompt length, flags); ``shard-00000.meta.jsonl`` one JSON object a row (prompt id and hash, sampler, finish reason, ...).
-A row is one prompt and one response: ids[prompt:total] are supervised. Conversations become one row per assistant turn
-(see template.py), so no row needs more than one supervised run. A shard is listed in the manifest when it is whole, and
-never changes afterwards: resuming is listing shards.
+prompt length, flags); ``shard-00000.meta.jsonl`` one JSON object a row (prompt id and hash, sampler, finish reason,
+...). A row is one prompt and one response: ids[prompt:total] are supervised. Conversations become one row per
+assistant turn (see template.py), so no row needs more than one supervised run. A shard is listed in the manifest
+when it is whole, and never changes afterwards: resuming is listing shards.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Row:
 
 
 def is_looping(response: Sequence[int] | NDArray[np.int32], period: int = 48, repeats: int = 3) -> bool:
-    """True when the response ends in ``repeats`` copies of the same stretch of at most ``period`` tokens (24 at least in
-    all): greedy small models do, and a copying drafter then looks better than it is."""
+    """True when the response ends in ``repeats`` copies of the same stretch of at most ``period`` tokens (24 at
+    least in all): greedy small models do, and a copying drafter then looks better than it is."""
     tail = np.asarray(response)
     for p in range(1, min(period, len(tail) // repeats) + 1):
         n = max(p * repeats, 24)
@@ -99,18 +99,25 @@ class TokenWriter:
 
 
 class TokenSet:
-    """Read-only view of a token folder; row numbers run over all shards.
+    """Read-only view of token folders (of one target); row numbers run over all shards.
 
     Raises:
-        DataError: no manifest, a missing shard, or (with ``verify``) content that does not match its checksum.
+        DataError: no manifest, a missing shard, folders of different targets, or (with ``verify``) content that
+            does not match its checksum.
     """
 
-    def __init__(self, folder: Path, verify: bool = True) -> None:
-        self.folder = folder
-        self.manifest = read_manifest(folder, "tokens")
-        self.identity: dict[str, Any] = self.manifest["identity"]
+    def __init__(self, *folders: Path, verify: bool = True) -> None:
+        self.folders = folders
+        self.manifests = [read_manifest(folder, "tokens") for folder in folders]
+        identities = [
+            {k: v for k, v in m["identity"].items() if k not in ("sampler", "engine")} for m in self.manifests
+        ]
+        self.identity: dict[str, Any] = identities[0]
+        for folder, other in zip(folders, identities, strict=True):
+            if other != self.identity:
+                raise DataError("tokens-other-target", f"{folder} and {folders[0]} come from different targets")
         parts, flats, base = [], [], 0
-        for shard in self.manifest["shards"]:
+        for folder, shard in self._shards():
             for suffix, expected in shard["digests"].items():
                 file = folder / f"{shard['name']}.{suffix}"
                 if not file.exists():
@@ -124,10 +131,14 @@ class TokenSet:
             parts.append(index)
             flats.append(ids)
         if not parts:
-            raise DataError("tokens-empty", f"{folder} holds no rows")
+            raise DataError("tokens-empty", f"{folders[0]} holds no rows")
         self.index = np.concatenate(parts)
         self.flat: NDArray[np.int32] = np.concatenate(flats).astype(np.int32)
         self._meta: list[dict[str, Any]] | None = None
+
+    def _shards(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for folder, manifest in zip(self.folders, self.manifests, strict=True):
+            yield from ((folder, shard) for shard in manifest["shards"])
 
     def __len__(self) -> int:
         return len(self.index)
@@ -138,8 +149,8 @@ class TokenSet:
         if self._meta is None:
             self._meta = [
                 json.loads(line)
-                for shard in self.manifest["shards"]
-                for line in (self.folder / f"{shard['name']}.meta.jsonl").read_text().splitlines()
+                for folder, shard in self._shards()
+                for line in (folder / f"{shard['name']}.meta.jsonl").read_text().splitlines()
             ]
         return self._meta
 

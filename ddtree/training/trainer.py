@@ -189,7 +189,7 @@ def train(run: Run) -> dict[str, Any]:
                 assert sums is not None
                 last = _summary(sums, norm, rate, device)
                 if not np.isfinite(last["loss"]):
-                    raise TrainingError("loss-not-finite", f"step {done}: loss {last['loss']}, gradient {last['grad_norm']}",
+                    raise TrainingError("loss-not-finite", f"step {done}: {last['loss']}, gradient {last['grad_norm']}",
                                         "a lower learning rate; the last checkpoint is good")  # fmt: skip
                 seconds += time.perf_counter() - since
                 last["tokens_per_s"] = round(tokens_done * world / max(seconds, 1e-9), 1)

@@ -1,0 +1,296 @@
+"""The stages put together: what the command line and ``smoke`` run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddtree.checkpoint import TargetShape, load_drafter, read_config
+from ddtree.drafter import Drafter
+from ddtree.training import runstate, validate
+from ddtree.training.errors import PreflightError
+from ddtree.training.export import compare, new_config, save_speculators, save_zlab, zlab_config
+from ddtree.training.features import Cached, FeatureSource, InProcess, VllmStates
+from ddtree.training.files import read_json, write_json
+from ddtree.training.metrics import plot_tau
+from ddtree.training.replay import CHAIN, Replay, lookup_rounds, replay
+from ddtree.training.schedule import TrainConfig
+from ddtree.training.target import Target, load_target, target_identity
+from ddtree.training.tokens import TokenSet
+from ddtree.training.trainer import Run, init_distributed, train
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The target's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def stop_ids(folder: Path, tokenizer: Any) -> list[int]:
+    """End tokens: the generation config's, else the tokenizer's.
+
+    Raises:
+        PreflightError: ``no-end-token``.
+    """
+    file = folder / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.exists() else None
+    ids = found if isinstance(found, list) else [found]
+    ids = [int(i) for i in ids if i is not None]
+    if isinstance(tokenizer.eos_token_id, int) and tokenizer.eos_token_id not in ids:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise PreflightError("no-end-token", f"{folder} names no end-of-text token")
+    return ids
+
+
+def target_shape(target: Target) -> TargetShape:
+    """What a drafter must agree with."""
+    c = target.config
+    return TargetShape(int(c.hidden_size), int(c.num_hidden_layers), len(target.embedding))
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Arguments of the train stage."""
+
+    target: Path
+    tokens: list[Path]
+    out: Path
+    config: TrainConfig
+    held_out: list[Path]
+    init: Path | None = None
+    source: str = "inprocess"  # or "vllm"
+    states: Path | None = None  # folder of saved hidden states, for source "vllm"
+    state_budget: int = 0  # bytes of features kept on the device
+    sharding: str = "ddp"
+    template_kwargs: dict[str, Any] | None = None
+    dtype: str = "bfloat16"
+    stop_at: float = 0.0
+    stop_after: int = 0
+
+
+def make_drafter(job: TrainJob, target: Target, config: TrainConfig) -> Drafter:
+    """A fresh drafter, or the one to start from.
+
+    Raises:
+        PreflightError: ``init-shape`` when block, layers or layer ids ask for another shape than the released
+        drafter's. CheckpointError: the released drafter does not fit the target.
+    """
+    if job.init is None:
+        torch.manual_seed(config.seed)
+        fresh = new_config(target.config, config.block, config.layers, target.layer_ids, config.mask_token_id)
+        drafter = Drafter(replace(fresh, vocab_size=len(target.embedding)))
+        for name, p in drafter.named_parameters():
+            if p.dim() == 2:
+                torch.nn.init.normal_(p, std=0.02)
+            assert "norm" in name or p.dim() == 2
+        return drafter
+    drafter = load_drafter(job.init, target_shape(target), "cpu", torch.float32)
+    if drafter.config.own_head or drafter.config.draft_vocab_size:
+        raise PreflightError("init-own-head", f"{job.init} has a head of its own, which training keeps frozen")
+    if drafter.config.block_size != config.block or drafter.config.num_layers != config.layers:
+        c = drafter.config
+        raise PreflightError("init-shape", f"{job.init} has block {c.block_size} and {c.num_layers} layers, "
+                             f"asked for {config.block} and {config.layers}")  # fmt: skip
+    return drafter
+
+
+def resolve(job: TrainJob) -> TrainConfig:
+    """The job's settings with a released drafter's shape filled in."""
+    c = job.config
+    if job.init is None:
+        return c
+    found = read_config(job.init)
+    return replace(c, block=found.block_size, layers=found.num_layers, layer_ids=found.target_layer_ids,
+                   mask_token_id=found.mask_token_id)  # fmt: skip
+
+
+def preflight(
+    target: Target, tokenizer: Any, tokens: TokenSet, held_out: TokenSet | None, job: TrainJob, config: TrainConfig
+) -> dict[str, Any]:
+    """All checks that need the target; returns what was measured. See validate.py for the errors."""
+    identity = target_identity(job.target)
+    validate.check_identity(tokens, identity, tokenizer, job.template_kwargs)
+    validate.check_data(tokens, len(target.embedding), config.shape.width)
+    validate.check_mask_id(config.mask_token_id, target.embedding, tokens, tokenizer, stop_ids(job.target, tokenizer))
+    validate.check_capture(target, tokens)
+    greedy = validate.greedy_rows(tokens)
+    found: dict[str, Any] = {"target": identity}
+    if greedy:
+        found["head_agrees"] = validate.check_head(target, tokens, greedy, 0.99 if job.dtype == "float32" else 0.97)
+    if held_out is not None:
+        validate.check_identity(held_out, identity, tokenizer, job.template_kwargs)
+        validate.check_overlap(tokens, held_out)
+    return found
+
+
+def run_train(job: TrainJob) -> dict[str, Any]:
+    """Pre-flight, then train; the summary of trainer.train. The same call goes on after a kill."""
+    device = init_distributed()
+    config = resolve(job)
+    tokenizer = load_tokenizer(job.target)
+    tokens = TokenSet(*job.tokens)
+    held_out = TokenSet(*job.held_out) if job.held_out else None
+    target = load_target(job.target, config.layer_ids or None, getattr(torch, job.dtype), str(device))
+    if config.mask_token_id < 0:
+        stops = stop_ids(job.target, tokenizer)
+        config = replace(config, mask_token_id=validate.suggest_mask(target.embedding, tokens, tokenizer, stops))
+    config = replace(config, layer_ids=target.layer_ids, dtype=job.dtype)
+    facts = preflight(target, tokenizer, tokens, held_out, job, config)
+    drafter = make_drafter(job, target, config)
+    parameters = sum(p.numel() for p in drafter.parameters())
+    if runstate.rank() == 0:
+        validate.check_run_space(job.out, parameters, config.keep)
+    source: FeatureSource = InProcess(target, tokens)
+    if job.source == "vllm":
+        if job.states is None:
+            raise PreflightError("states-folder", "--source vllm needs --states DIR")
+        source = VllmStates(job.states, tokens, target.width, str(device))
+    if job.state_budget:
+        source = Cached(source, job.state_budget, target.width, getattr(torch, job.dtype), str(device))
+    held_source: FeatureSource | None = None
+    if held_out is not None:
+        held_source = InProcess(target, held_out)
+        if job.state_budget:
+            size = min(job.state_budget // 4, int(held_out.index["total"].sum()) * target.width * 4)
+            held_source = Cached(held_source, size, target.width, getattr(torch, job.dtype), str(device))
+    facts["data"] = [{"sampler": m["identity"].get("sampler"), "rows": m["rows"], "tokens": m["tokens"]}
+                     for m in tokens.manifests]  # fmt: skip
+    facts["init"] = str(job.init) if job.init else None
+    return train(Run(
+        folder=job.out, config=config, drafter=drafter, embedding=target.embedding, head=target.head, tokens=tokens,
+        source=source, held_out=held_out, held_out_source=held_source, warm_start=job.init is not None,
+        identity={"target": facts["target"], "data": facts["data"], "init": facts["init"]}, sharding=job.sharding,
+        stop_at=job.stop_at, stop_after=job.stop_after,
+    ))  # fmt: skip
+
+
+def run_eval(
+    drafter_folder: Path, target_folder: Path, tokens: Sequence[Path], budgets: Sequence[int], rows: int = 0,
+    dtype: str = "bfloat16", samples: int = 1000, target: Target | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Replay a drafter on recorded responses: tau by rule, prompt lookup beside it, and how it was measured."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data = TokenSet(*tokens)
+    config = read_config(drafter_folder)
+    if target is None or target.layer_ids != config.target_layer_ids:
+        target = load_target(target_folder, config.target_layer_ids, getattr(torch, dtype), device)
+    drafter = load_drafter(drafter_folder, target_shape(target), device, getattr(torch, dtype))
+    chosen = list(range(len(data)))[: rows or None]
+    result = replay(
+        drafter, target.embedding, target.head, data, InProcess(target, data), chosen, budgets, progress=True
+    )
+    return report(result, data, config.block_size, samples)
+
+
+def report(result: Replay, data: TokenSet, block: int, samples: int = 1000) -> dict[str, Any]:
+    """Table of a replay, with prompt lookup and the share of looping responses."""
+    lookup = lookup_rounds(data, result.rows.tolist(), block - 1)
+    return {
+        "definition": "tau = tokens committed per round, bonus included; greedy or sample match; micro",
+        "samplers": [m["identity"].get("sampler") for m in data.manifests],
+        "block": block,
+        "responses": len(result.rows),
+        "looping": float(result.looping.mean()),
+        "prompt_lookup": {
+            "tau": lookup.tau(), "interval": lookup.interval(samples=samples),
+            "tau_not_looping": lookup.tau(~result.looping),
+            "interval_not_looping": lookup.interval(~result.looping, samples),
+        },
+        "rules": result.table(samples),
+    }  # fmt: skip
+
+
+def eval_text(table: dict[str, Any]) -> str:
+    """The table for people."""
+
+    def span(pair: Any) -> str:
+        return f"[{pair[0]:.2f}, {pair[1]:.2f}]"
+
+    lookup = table["prompt_lookup"]
+    lines = [
+        f"{table['responses']} responses, {table['looping']:.0%} looping; {table['definition']}",
+        f"{'rule':14}{'tau':>6}  {'95%':14}{'macro':>6}{'not looping':>13}  conditional acceptance by position",
+        f"{'prompt lookup':14}{lookup['tau']:6.2f}  {span(lookup['interval']):14}{'':6}"
+        f"{lookup['tau_not_looping']:13.2f}",
+    ]
+    for rule, row in table["rules"].items():
+        by_position = " ".join(f"{x:.2f}" for x in row["conditional"][:8])
+        lines.append(
+            f"{rule:14}{row['tau']:6.2f}  {span(row['interval']):14}{row['macro']:6.2f}"
+            f"{row['tau_not_looping']:13.2f}  {by_position}"
+        )
+    categories = table["rules"][CHAIN]["by_category"]
+    if len(categories) > 1:
+        lines.append("by category (chain): " + ", ".join(f"{c} {t:.2f}" for c, t in categories.items()))
+    return "\n".join(lines)
+
+
+def card(name: str, run: dict[str, Any], table: dict[str, Any] | None, config: dict[str, Any]) -> str:
+    """The export's README: what it is for, how it was made, what was measured."""
+    d, target = config["dflash_config"], run.get("identity", {}).get("target", {})
+    t = run.get("train", {})
+    serving = {"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": config["block_size"] - 1}
+    lines = [
+        f"# {name}", "",
+        f"A DFlash drafter for {target.get('name', 'its target')} ({target.get('architecture', '')}): "
+        f"{config['num_hidden_layers']} layers, block {config['block_size']}, target layers "
+        f"{', '.join(map(str, d['target_layer_ids']))}, mask token {d['mask_token_id']}.", "",
+        f"Target weights (fingerprint): `{target.get('weights', 'unknown')}`. Another target, or the same one with "
+        "another chat template or thinking mode, gets less from it.", "",
+        "## Use", "",
+        "    vllm serve TARGET --speculative-config "
+        f"'{json.dumps(serving)}'", "",
+        "## Training", "",
+    ]  # fmt: skip
+    if t:
+        loss = t["loss"]["kind"]
+        length = f"{t['steps']} steps" if t["steps"] else f"{t['epochs']} epochs"
+        lines += [f"Loss {loss}, {length}, {t['rows_per_step']} packed rows of {t['shape']['width']} tokens a step, "
+                  f"seed {t['seed']}.", ""]  # fmt: skip
+        lines += [f"- {d['rows']:,} responses, {d['tokens']:,} tokens, sampler {json.dumps(d['sampler'])}"
+                  for d in run["identity"].get("data", [])]  # fmt: skip
+        lines.append("")
+    if table:
+        lines += ["## Acceptance", "", "```", eval_text(table), "```", ""]
+    return "\n".join(lines)
+
+
+def run_export(
+    run_folder: Path, target_folder: Path, out: Path, formats: Sequence[str] = ("zlab",),
+    table: dict[str, Any] | None = None, name: str = "", norms: str = "float32",
+) -> dict[str, float]:  # fmt: skip
+    """Export the best drafter of a run; reloads each format and compares. Returns the largest relative difference."""
+    best = run_folder / "best"
+    source = best if best.exists() else None
+    if source is None:
+        raise PreflightError("no-best", f"{run_folder} holds no evaluated drafter yet", "train with --held-out first")
+    config = read_config(source)
+    target = load_target(target_folder, config.target_layer_ids, torch.float32, "cpu")
+    drafter = load_drafter(source, target_shape(target), "cpu", torch.float32)
+    run = read_json(run_folder / "config.json") if (run_folder / "config.json").exists() else {}
+    identity = run.get("identity", {}).get("target", target_identity(target_folder))
+    errors = {}
+    for kind in formats:
+        folder = out if len(formats) == 1 else out / kind
+        text = card(name or out.name, run, table, zlab_config(config))
+        if kind == "zlab":
+            facts = source / "training.json"
+            extra = read_json(facts) if facts.exists() else None
+            save_zlab(folder, drafter.state_dict(), config, norms=getattr(torch, norms), card=text, extra=extra)
+        elif kind == "speculators":
+            verifier = {"name": identity.get("name", "target"), "architecture": identity.get("architecture", "")}
+            save_speculators(folder, drafter.state_dict(), config, target.embedding, target.head, verifier, card=text)
+        else:
+            raise PreflightError("export-format", f"{kind!r}", "zlab or speculators")
+        errors[kind] = compare(folder, drafter, target_shape(target), target.embedding, target.head)
+        plot_tau(run_folder, folder / "tau.png")
+        if table:
+            write_json(folder / "acceptance.json", table)
+    return errors
