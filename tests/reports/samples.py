@@ -38,14 +38,30 @@ def verdict(id: str, outcome: Any, summary: str = "", **fields: Any) -> Verdict:
     return Verdict(id, outcome, summary or f"what was found for {id}", scope=fields.pop("scope", SCOPE), **fields)
 
 
-def item(symbol: str = "rejection_greedy_sample_kernel", shape: str = "chain", reachable: bool = True, **more: Any) -> dict[str, Any]:
-    base = {"symbol": symbol, "file": SAMPLER, "line": 793, "shape": shape, "runner": "V1", "reachable": reachable, "accepts": "greedy"}
+def item(
+    symbol: str = "rejection_greedy_sample_kernel", shape: str = "chain", reachable: bool = True, **more: Any
+) -> dict[str, Any]:
+    base = {
+        "symbol": symbol,
+        "file": SAMPLER,
+        "line": 793,
+        "shape": shape,
+        "runner": "V1",
+        "reachable": reachable,
+        "accepts": "greedy",
+    }
     return {**base, **more}
 
 
 def audit(**changes: Any) -> Audit:
     base = Audit(
-        target=Target("root@gpu1.example.com", "ssh", "gpu1.example.com", "/root/ml-env/bin/python", "/root/ml-env/lib/python3.12/site-packages"),
+        target=Target(
+            "root@gpu1.example.com",
+            "ssh",
+            "gpu1.example.com",
+            "/root/ml-env/bin/python",
+            "/root/ml-env/lib/python3.12/site-packages",
+        ),
         install=Install("0.33.0", Record("clean", files=3231), "cd" * 32),
         verdicts=(
             verdict("record-integrity", "yes"),
@@ -57,7 +73,15 @@ def audit(**changes: Any) -> Audit:
                 "tree-walk",
                 "no",
                 "none of 71,234 functions follows a link between drafted tokens",
-                dismissed=(Dismissed("vllm/v1/spec_decode/ngram_proposer.py", 210, "kmp", "a walk", "the table is written in the same loop"),),
+                dismissed=(
+                    Dismissed(
+                        "vllm/v1/spec_decode/ngram_proposer.py",
+                        210,
+                        "kmp",
+                        "a walk",
+                        "the table is written in the same loop",
+                    ),
+                ),
                 recheck="grep -c rejected vllm/v1/sample/rejection_sampler.py",
                 recheck_expect="17",
                 changes_if="a plugin that replaces the sampler",
@@ -66,7 +90,9 @@ def audit(**changes: Any) -> Audit:
             verdict("lossless-only", "no", confidence="medium"),
         ),
         probes=(Probe("host", "ok", seconds=0.4, facts={"gpus": ["H200"], "ram_gib": 503}),),
-        recommendation=Recommendation("standalone", ("a first measurement is wanted",), ("trees often lose",), ("t_tree",), "ddaudit run"),
+        recommendation=Recommendation(
+            "standalone", ("a first measurement is wanted",), ("trees often lose",), ("t_tree",), "ddaudit run"
+        ),
         errors=({"code": "file-failed", "message": "vllm/broken.py: SyntaxError", "hint": "look at it"},),
         trail=(TrailStep("runner", "Does it?", "grep -n tree x.py", 0, 0, (), "Nothing.", "the engine"),),
         assumptions=(Assumption("It exists", "looked", "no", "no", (EVIDENCE,)),),
@@ -78,12 +104,27 @@ def audit(**changes: Any) -> Audit:
 
 def everywhere(value: Any, text: str) -> Any:
     """``value`` (an audit, or a part of one) with ``text`` put before every string that a host can fill."""
-    fixed = {"kind", "outcome", "status", "path", "confidence", "holds", "id", "shape", "facts", "sha256", "rules_sha256"}
+    fixed = {
+        "kind",
+        "outcome",
+        "status",
+        "path",
+        "confidence",
+        "holds",
+        "id",
+        "shape",
+        "facts",
+        "sha256",
+        "rules_sha256",
+    }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return dataclasses.replace(
             value,
-            **{name: field if name in fixed and isinstance(field, str) else everywhere(field, text) for name, field in fields.items()},
+            **{
+                name: field if name in fixed and isinstance(field, str) else everywhere(field, text)
+                for name, field in fields.items()
+            },
         )
     if isinstance(value, tuple):
         return tuple(everywhere(part, text) for part in value)

@@ -88,7 +88,9 @@ def test_links_lead_to_the_tag_only_where_the_file_is_the_releases() -> None:
 
 
 def test_what_differs_from_the_release_is_named_before_anything_else_of_the_install() -> None:
-    text = render(audit(install=Install("0.33.0", Record("changed", ("vllm/a.py",), ("vllm/b.py",), ("vllm/c.py",), 3231))))
+    text = render(
+        audit(install=Install("0.33.0", Record("changed", ("vllm/a.py",), ("vllm/b.py",), ("vllm/c.py",), 3231)))
+    )
     assert "NOT as released: 1 changed (vllm/a.py)" in text.split("\n")[1]
     for name in ("vllm/a.py", "vllm/b.py", "vllm/c.py"):
         assert f"- `{name}`" in text
@@ -98,7 +100,9 @@ def test_only_the_line_of_its_making_tells_two_scans_apart() -> None:
     first = audit()
     second = dataclasses.replace(first, made=dataclasses.replace(first.made, at="2027-01-01T00:00:00Z", seconds=9.0))
     pairs = zip(render(first).split("\n"), render(second).split("\n"), strict=True)
-    assert [a for a, b in pairs if a != b] == [line for line in render(first).split("\n") if line.startswith("Audit of ")]
+    assert [a for a, b in pairs if a != b] == [
+        line for line in render(first).split("\n") if line.startswith("Audit of ")
+    ]
 
 
 def test_json_renders_to_the_same_bytes() -> None:
@@ -134,7 +138,9 @@ def test_nothing_from_a_host_becomes_markup(text: str) -> None:
 
 
 # No digits: in front of a version they make another release.
-NASTY = st.one_of(st.sampled_from("`|<>&[]()*_~#@\\!\n\r\t\x1b\x00\u202e\udcff -/:a"), st.characters(exclude_categories=("Nd",)))
+NASTY = st.one_of(
+    st.sampled_from("`|<>&[]()*_~#@\\!\n\r\t\x1b\x00\u202e\udcff -/:a"), st.characters(exclude_categories=("Nd",))
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -144,7 +150,8 @@ def test_no_text_at_all_becomes_markup(text: str) -> None:
 
 
 def _check(hostile: Audit) -> None:
-    """The report has the same skeleton (headings, tables, folds, links) as without the hostile text, and no raw control character."""
+    """The report has the same skeleton (headings, tables, folds, links) as without the hostile text, and no raw control
+    character."""
     rendered = render(hostile)
     rendered.encode("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]", rendered)
@@ -152,7 +159,19 @@ def _check(hostile: Audit) -> None:
 
 
 def _skeleton(text: str) -> list[str]:
-    kept = ("heading_open", "table_open", "tr_open", "td_open", "html_block", "html_inline", "link_open", "image", "fence", "strong_open", "s_open")
+    kept = (
+        "heading_open",
+        "table_open",
+        "tr_open",
+        "td_open",
+        "html_block",
+        "html_inline",
+        "link_open",
+        "image",
+        "fence",
+        "strong_open",
+        "s_open",
+    )
     found = []
     for token in MARKDOWN.parse(text):
         for part in [token, *(token.children or [])]:

@@ -52,7 +52,9 @@ def agrees(step: TrailStep, folder: Path) -> None:
 def test_every_grep_prints_what_the_trail_says(version: str) -> None:
     steps = trail(Ctx(release(version)))  # type: ignore[arg-type]
     scopes = [step.scope for step in steps]
-    assert "`vllm/v1`" in scopes and "`spec_decode/`" in scopes and "`eagle/`" in scopes and "the whole install" in scopes
+    assert (
+        "`vllm/v1`" in scopes and "`spec_decode/`" in scopes and "`eagle/`" in scopes and "the whole install" in scopes
+    )
     for step in steps:
         if step.scope != "binaries":
             agrees(step, unpacked(version))
@@ -163,6 +165,8 @@ def test_what_a_hit_proves_follows_the_verdicts(tmp_path: Path) -> None:
 
 def test_the_last_step_says_what_grep_cannot(tmp_path: Path) -> None:
     tree = _install(tmp_path, {"vllm/__init__.py": b""})
-    walk = Verdict("tree-walk", "no", "no function walks.", scope=Scope(files_seen=2, files_parsed=2, functions_examined=1234))
+    walk = Verdict(
+        "tree-walk", "no", "no function walks.", scope=Scope(files_seen=2, files_parsed=2, functions_examined=1234)
+    )
     last = trail(Ctx(tree, walk))[-1]  # type: ignore[arg-type]
     assert "1,234 functions of 2 files" in last.adds and "no function walks." in last.adds
