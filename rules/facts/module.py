@@ -1,0 +1,142 @@
+"""One parsed file in a form that is cheap to ask: an Euler tour, its functions, classes, imports and module constants."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Function:
+    """``qual`` is "Class.method" or "outer.inner"; ``owner`` the class that it is a method of ("" for plain functions)."""
+
+    node: FunctionNode
+    name: str
+    qual: str
+    owner: str
+    first: int  # positions in the tour: nodes of the function are tour[first:last]
+    last: int
+    params: tuple[str, ...] = ()
+    nested: dict[str, Function] = field(default_factory=dict)
+
+
+@dataclass
+class Module:
+    tree: ast.Module
+    tour: list[ast.AST]
+    functions: list[Function]
+    top: dict[str, Function]
+    methods: dict[str, dict[str, Function]]  # class -> name -> method
+    by_method: dict[str, list[Function]]
+    bases: dict[str, tuple[str, ...]]
+    imports: dict[str, str]  # local name -> dotted origin
+    span: dict[int, tuple[int, int]]  # id(node) -> its slice of the tour
+    tables: frozenset[str] = frozenset()  # module names bound to a container or to the result of a call
+
+    def walk(self, node: ast.AST) -> list[ast.AST]:
+        """All nodes below and including ``node``, in pre-order: a slice, not a search."""
+        first, last = self.span[id(node)]
+        return self.tour[first:last]
+
+    def method(self, owner: str, name: str, hops: int = 5) -> Function | None:
+        """The method that ``owner`` has or inherits inside this file."""
+        found = self.methods.get(owner, {}).get(name)
+        if found is not None or hops == 0:
+            return found
+        for base in self.bases.get(owner, ()):
+            found = self.method(base.rsplit(".", 1)[-1], name, hops - 1)
+            if found is not None:
+                return found
+        return None
+
+
+def dotted(node: ast.AST) -> str:
+    """ "a.b.c" for a chain of attributes on a name, else ""."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def parse(source: bytes) -> ast.Module:
+    """``ast.parse``, and where this Python refuses (newer syntax), libcst's view of the file rewritten in older syntax."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        from rules.facts.newer import rewritten
+
+        older = rewritten(source)
+        if older is None:
+            raise error
+        return ast.parse(older)
+
+
+def read_module(source: bytes) -> Module:
+    tree = parse(source)
+    module = Module(tree, [], [], {}, {}, {}, {}, {}, {})
+    _tour(module, tree, "", "", None)
+    module.tables = frozenset(
+        target.id
+        for statement in tree.body
+        if isinstance(statement, (ast.Assign, ast.AnnAssign))
+        and isinstance(statement.value, (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp))
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    )
+    return module
+
+
+_SKIP = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+
+
+def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function | None) -> None:
+    tour = module.tour
+    first = len(tour)
+    tour.append(node)
+    kind = type(node)
+    function: Function | None = None
+    if kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
+        assert isinstance(node, FunctionNode)
+        name = f"{qual}.{node.name}" if qual else node.name
+        a = node.args
+        params = tuple(p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs])
+        function = Function(node, node.name, name, owner, first, first, params)
+        module.functions.append(function)
+        if owner:
+            module.methods.setdefault(owner, {}).setdefault(node.name, function)
+            module.by_method.setdefault(node.name, []).append(function)
+        elif outer is not None:
+            outer.nested[node.name] = function
+        else:
+            module.top.setdefault(node.name, function)
+        qual, owner, outer = name, "", function
+    elif kind is ast.ClassDef:
+        assert isinstance(node, ast.ClassDef)
+        qual = f"{qual}.{node.name}" if qual else node.name
+        owner = node.name
+        module.bases[node.name] = tuple(filter(None, (dotted(b) for b in node.bases)))
+    elif kind is ast.Import:
+        assert isinstance(node, ast.Import)
+        for alias in node.names:
+            module.imports[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+    elif kind is ast.ImportFrom:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            module.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}:{alias.name}"
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if type(value) is list:
+            for item in value:
+                if isinstance(item, ast.AST) and not isinstance(item, _SKIP):
+                    _tour(module, item, qual, owner, outer)
+        elif isinstance(value, ast.AST) and not isinstance(value, _SKIP):
+            _tour(module, value, qual, owner, outer)
+    if function is not None:
+        function.last = len(tour)
+    module.span[id(node)] = (first, len(tour))

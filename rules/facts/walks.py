@@ -1,0 +1,768 @@
+"""What a function's dataflow says about acceptance: a walk through a tree (and of which family), or a chain.
+
+Name-free: only syntax and the verbs of array libraries are looked at. The families (docs/audit-anchors.md §2.2, docs/prior-art.md §2.0):
+  chase      F1, W1, W2: the place of the next comparison is read at the place of this one (child tables, sibling links, tries, objects,
+             worklists, pointer chains written out by hand)
+  search     W3: the next place is found by comparing a parent table with this place
+  parents    F2, W5: a node is accepted if its parent is, the parent read from a table (loops over nodes, or jumps over vectors)
+  paths      F3, W4: every root-to-leaf path is compared and the best one taken
+  ancestors  F4: a mismatch anywhere under an ancestor matrix rules a node out, and the deepest node left is taken
+  chain      positions are compared one after another, or all at once and cut at the first mismatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rules.facts.flow import D, Flow, I, C, P, Value, reaches
+
+_DI = frozenset({D, I})
+_D = frozenset({D})
+_ALL = frozenset({D, I, C, P})
+_EQ = frozenset({"Eq", "NotEq", "In", "NotIn", "Is", "IsNot"})
+_BEST = frozenset({"argmax", "argsort", "topk", "sort", "sorted", "max", "nanargmax", "amax"})
+_PREFIX = frozenset({"cumprod", "cummin", "logcumsumexp", "cumulative_and", "cummin_", "cumprod_", "accumulate"})
+_REDUCE = frozenset({"all", "any", "amin", "prod", "min", "sum", "amax", "count_nonzero", "reduce_and", "max"})
+_FIRST = frozenset({"nonzero", "argmin", "argmax", "argwhere", "flatnonzero", "where"})
+
+
+@dataclass(frozen=True)
+class Walk:
+    shape: str
+    line: int
+    end: int
+    verdict: int  # line of the comparison that decides
+    tables: tuple[str, ...]
+    weak: bool = False  # the shape is there, the two token streams aren't certain
+    accepts: tuple[str, ...] = ()
+
+
+class Judge:
+    """Looks at one graph. ``sides``: a comparison's sides as the tables they were read from, at the top."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.nodes = flow.nodes
+        self.cmps = [i for i, n in enumerate(self.nodes) if n.kind == "cmp"]
+        self._tops: dict[Value, frozenset[str]] = {}
+        self._reads: dict[Value, list[int]] = {}
+        self._scc: dict[int, set[int]] | None = None
+
+    # ---- small questions
+
+    def inside(self, loop: int, outer: int) -> bool:
+        while loop >= 0:
+            if loop == outer:
+                return True
+            loop = self.flow.loops[loop].parent
+        return False
+
+    def top_reads(self, value: Value) -> list[int]:
+        """The reads that a value is made of, not those that said where to read."""
+        if value in self._reads:
+            return self._reads[value]
+        found: list[int] = self._reads.setdefault(value, [])
+        seen: set[int] = set()
+        todo = list(value)
+        while todo:
+            number = todo.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            node = self.nodes[number]
+            if node.kind in ("read", "iter"):
+                found.append(number)
+                if node.kind == "read" and not node.name.startswith("."):
+                    todo += [t for t, how in node.edges if how == D and self.nodes[t].kind in ("read", "call", "sel")]
+            elif node.kind == "cmp":
+                todo += [t for t, how in node.edges if how == C]
+            else:
+                todo += [t for t, how in node.edges if how == D]
+        return found
+
+    def tops(self, value: Value) -> frozenset[str]:
+        """Tables and plain inputs that a value is made of."""
+        if value not in self._tops:
+            reads = self.top_reads(value)
+            names = {self.nodes[r].name for r in reads}
+            seen: set[int] = set()
+            todo = list(value)
+            while todo:
+                number = todo.pop()
+                if number in seen:
+                    continue
+                seen.add(number)
+                node = self.nodes[number]
+                if node.kind in ("root", "param"):
+                    names.add(node.name)
+                elif node.kind not in ("read", "iter", "affine"):
+                    todo += [t for t, how in node.edges if how == D]
+            self._tops[value] = frozenset(names)
+        return self._tops[value]
+
+    def is_random(self, value: Value) -> bool:
+        return any(n.kind == "call" and "rand" in n.name for n in (self.nodes[i] for i in reaches(self.nodes, value, _D)))
+
+    def two_streams(self, cmp: int, reads: int = 1) -> bool:
+        """The comparison sets something read from one table against something read from another. Attributes of an object alone are no
+        stream; an order between two numbers is an acceptance only if one of them is random or a ratio. ``reads``: how many sides
+        must be read at a place (the others may be whole vectors)."""
+        node = self.nodes[cmp]
+        left, right = (frozenset(t for t in self.tops(side) if not t.startswith(".")) for side in (node.left, node.right))
+        if node.name not in _EQ:
+            if not self.accepts_ratio(cmp):
+                return False
+            if self.is_random(node.left) or self.is_random(node.right):
+                return len(left | right) >= 1
+        if not left or not right or not (left - right or right - left):
+            return False
+        at = sum(any(not self.nodes[r].name.startswith(".") for r in self.top_reads(side)) for side in (node.left, node.right))
+        return at >= reads
+
+    def accepts_ratio(self, cmp: int) -> bool:
+        node = self.nodes[cmp]
+        below = [self.nodes[i] for i in reaches(self.nodes, node.left | node.right, _D, 400)]
+        if any(n.kind == "call" and "rand" in n.name for n in below):
+            return True
+        return any((n.kind == "bin" and n.name == "/") or (n.kind == "call" and n.name in ("log", "exp", "log2", "exp2", "div")) for n in below)
+
+    def written(self, loop: int) -> set[str]:
+        return {w.root for w in self.flow.writes if w.how in ("store", "append", "aug") and self.inside(w.loop, loop)}
+
+    def components(self, loop: int) -> list[set[int]]:
+        """Strongly connected parts (over data and index edges) that hold a phi of this loop: values that one round hands to the next."""
+        if self._scc is None:
+            self._scc = _cycles(self.flow)
+        found: dict[int, set[int]] = {}
+        for phi in self.flow.loops[loop].phis.values():
+            part = self._scc.get(phi)
+            if part is not None:
+                found[id(part)] = part
+        return list(found.values())
+
+
+def _cycles(flow: Flow) -> dict[int, set[int]]:
+    """node -> its strongly connected part over D and I edges, for parts that have a cycle (Tarjan, without recursion)."""
+    nodes = flow.nodes
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    on: set[int] = set()
+    stack: list[int] = []
+    parts: dict[int, set[int]] = {}
+    for start in (p for loop in flow.loops for p in loop.phis.values()):
+        if start in index:
+            continue
+        work = [(start, iter([t for t, how in nodes[start].edges if how in _DI]))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        on.add(start)
+        while work:
+            number, edges = work[-1]
+            for target in edges:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    on.add(target)
+                    work.append((target, iter([t for t, how in nodes[target].edges if how in _DI])))
+                    break
+                if target in on:
+                    low[number] = min(low[number], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[number])
+                if low[number] == index[number]:
+                    part: set[int] = set()
+                    while True:
+                        top = stack.pop()
+                        on.discard(top)
+                        part.add(top)
+                        if top == number:
+                            break
+                    if len(part) > 1 or any(t == number for t, how in nodes[number].edges if how in _DI):
+                        for member in part:
+                            parts[member] = part
+    return parts
+
+
+def judge(flow: Flow) -> list[Walk]:
+    """Every accept loop or accept expression of the function; tree shapes first."""
+    if not flow.nodes:
+        return []
+    look = Judge(flow)
+    if not look.cmps and not any(n.kind == "read" for n in flow.nodes):
+        return []
+    walks: list[Walk] = []
+    for loop in range(len(flow.loops)):
+        walks += _chase(look, loop)
+        walks += _search(look, loop)
+        walks += _parents(look, loop)
+    walks += _by_hand(look)
+    walks += _jumps(look)
+    walks += _paths(look)
+    walks += _path_loops(look)
+    walks += _ancestors(look)
+    seen: set[tuple[str, int]] = set()
+    walks = [w for w in walks if (w.shape, w.verdict) not in seen and not seen.add((w.shape, w.verdict))]  # type: ignore[func-returns-value]
+    if not any(not w.weak for w in walks):
+        walks += _chains(look)
+    return walks
+
+
+# ---- F1: the chase
+
+
+def _chase(look: Judge, loop: int) -> list[Walk]:
+    flow, nodes = look.flow, look.nodes
+    here = flow.loops[loop]
+    if here.kind == "comp":
+        return []
+    found: list[Walk] = []
+    for part in look.components(loop):
+        written = look.written(loop)
+        links = [
+            (a, b) for a in part for b, how in nodes[a].edges
+            if how == I and b in part and nodes[a].kind == "read" and nodes[a].name not in written
+        ]  # fmt: skip
+        if not links:
+            continue
+        tables = {nodes[a].name for a, _ in links}
+        streams = _verdicts(look, loop, part, written)
+        keyed = _keyed(look, part, links, written)
+        if streams:
+            strong = [s for s in streams if s[1]]
+            cmp = (strong or streams)[0][0]
+            found.append(_walk(look, "chase", here.line, here.end, cmp, tables | _both(look, cmp), weak=not strong))
+        elif keyed is not None:
+            found.append(Walk("chase", here.line, here.end, nodes[keyed].line, tuple(sorted(tables)), accepts=("greedy",)))
+    return found
+
+
+def _verdicts(look: Judge, loop: int, part: set[int], written: set[str]) -> list[tuple[int, bool]]:
+    """(comparison, certain) in this loop that set a token at the chased place against another stream there. Certain: both sides are
+    read at a place that depends on the chase (or one side is random), and not from attributes alone."""
+    nodes = look.nodes
+    found: list[tuple[int, bool]] = []
+    for cmp in look.cmps:
+        if not look.inside(nodes[cmp].loop, loop):
+            continue
+        node = nodes[cmp]
+        sides = []
+        for side in (node.left, node.right):
+            reads = [r for r in look.top_reads(side) if nodes[r].name not in written]
+            at = [r for r in reads if _depends(look, r, part)]
+            sides.append((reads, at))
+        (left, left_at), (right, right_at) = sides
+        names_left = {nodes[r].name for r in left_at}
+        names_right = {nodes[r].name for r in right_at}
+        random = look.is_random(node.left) or look.is_random(node.right)
+        attributes = sum(any(not n.startswith(".") for n in names) for names in (names_left, names_right))
+        if node.name not in _EQ and not look.accepts_ratio(cmp):
+            continue
+        if names_left and names_right and (names_left - names_right or names_right - names_left):
+            found.append((cmp, attributes >= 1))
+        elif random and len({n for n in names_left | names_right if not n.startswith(".")}) >= 2:
+            found.append((cmp, True))
+    found.sort(key=lambda f: not f[1])
+    return found
+
+
+def _depends(look: Judge, read: int, part: set[int]) -> bool:
+    """Whether the place of a read (or, for an element of an iteration, what it runs over) depends on the chased value."""
+    if read in part:
+        return True
+    starts = [t for t, how in look.nodes[read].edges if how == I or look.nodes[read].kind == "iter"]
+    starts += [t for t, how in look.nodes[read].edges if how == D and look.nodes[t].kind in ("read", "iter", "call", "sel", "bin")]
+    return not part.isdisjoint(reaches(look.nodes, starts, _DI)) if starts else False
+
+
+def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: set[str]) -> int | None:
+    """A lookup that is itself the comparison: the next place is read under the token that another table holds at this place."""
+    nodes = look.nodes
+    phis = {n for n in part if nodes[n].kind == "phi"}
+    for link, _ in links:
+        index = frozenset(t for t, how in nodes[link].edges if how == I)
+        for read in look.top_reads(index):
+            if read == link or nodes[read].name in written or nodes[read].name == nodes[link].name or nodes[read].name.startswith("."):
+                continue
+            if _depends(look, read, part) and not phis.isdisjoint(reaches(nodes, [read], _DI)):
+                others = reaches(nodes, (t for t, how in nodes[link].edges if how in (D, I) and t != read), _DI)
+                if not phis.isdisjoint(others) and nodes[read].kind == "read":
+                    return link
+    return None
+
+
+def _both(look: Judge, cmp: int) -> set[str]:
+    node = look.nodes[cmp]
+    return set(look.tops(node.left) | look.tops(node.right))
+
+
+def _walk(look: Judge, shape: str, line: int, end: int, cmp: int, tables: Iterable[str], weak: bool = False) -> Walk:
+    return Walk(shape, line, end, look.nodes[cmp].line, tuple(sorted(set(tables) - {""})), weak, (_accepts(look, cmp),))
+
+
+def _accepts(look: Judge, cmp: int) -> str:
+    node = look.nodes[cmp]
+    if node.name in _EQ:
+        return "greedy"
+    below = {look.nodes[i].name for i in reaches(look.nodes, node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
+    if below & {"/", "log", "exp", "*", "+", "-"}:
+        return "ratio"
+    return "other"
+
+
+def _by_hand(look: Judge) -> list[Walk]:
+    """F1 without a loop: the next place read from the same table at the place before, again and again."""
+    nodes = look.nodes
+    reads = [i for i, n in enumerate(nodes) if n.kind == "read" and not n.name.startswith(".")]
+    above: dict[int, set[int]] = {}
+    for read in reads:
+        index = [t for t, how in nodes[read].edges if how == I]
+        below = reaches(nodes, index, _DI)
+        above[read] = {r for r in reads if r in below and r != read and nodes[r].name == nodes[read].name}
+    deep = {r for r in reads if above[r]}
+    if not deep:
+        return []
+    chain = deep | set().union(*(above[r] for r in deep))
+    hits: list[int] = []
+    written = {w.root for w in look.flow.writes}
+    for cmp in look.cmps:
+        node = nodes[cmp]
+        if node.name not in _EQ and not (look.is_random(node.left) or look.is_random(node.right)):
+            continue
+        left = {nodes[r].name for r in look.top_reads(node.left) if r not in chain and _at(look, r, chain)}
+        right = {nodes[r].name for r in look.top_reads(node.right) if r not in chain and _at(look, r, chain)}
+        some = {nodes[r].name for r in (*look.top_reads(node.left), *look.top_reads(node.right))}
+        if (left or right) and len(some - written) >= 2 and (left | right) - {nodes[r].name for r in chain}:
+            hits.append(cmp)
+    places = {frozenset(chain & reaches(nodes, nodes[c].left | nodes[c].right, _DI)) for c in hits}
+    if len(places) < 2:
+        return []
+    lines = [nodes[c].line for c in hits]
+    return [_walk(look, "chase", min(lines), max(lines), hits[0], {nodes[r].name for r in chain} | _both(look, hits[0]))]
+
+
+def _at(look: Judge, read: int, places: set[int]) -> bool:
+    index = [t for t, how in look.nodes[read].edges if how == I]
+    return not places.isdisjoint(reaches(look.nodes, index, _DI))
+
+
+# ---- W3: the search
+
+
+def _search(look: Judge, loop: int) -> list[Walk]:
+    flow, nodes = look.flow, look.nodes
+    here = flow.loops[loop]
+    if here.kind == "comp":
+        return []
+    found: list[Walk] = []
+    for name, phi in here.phis.items():
+        finders = []
+        for cmp in look.cmps:
+            node = nodes[cmp]
+            if node.name not in ("Eq", "NotEq", "In", "NotIn") or not look.inside(node.loop, loop):
+                continue
+            for mine, other in ((node.left, node.right), (node.right, node.left)):
+                plain = _plain(look, mine)
+                if phi in plain and not _plain(look, other) & {phi} and look.tops(other) - {name}:
+                    finders.append(cmp)
+        if not finders:
+            continue
+        ends = [t for t, how in nodes[phi].edges if how in (D, P)]
+        decided = reaches(nodes, ends, _ALL)
+        finders = [c for c in finders if c in decided]
+        if not finders:
+            continue
+        written = look.written(loop)
+        for cmp in look.cmps:
+            node = nodes[cmp]
+            if cmp in finders or not look.inside(node.loop, loop) or cmp not in decided or not look.two_streams(cmp):
+                continue
+            reads = [r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if nodes[r].name not in written]
+            finder_tables = set().union(*(_both(look, f) for f in finders))
+            at = [r for r in reads if _at(look, r, {phi})]
+            if at and _together(look, cmp, finders, phi) and not _both(look, cmp) <= finder_tables:
+                found.append(_walk(look, "search", here.line, here.end, cmp, _both(look, cmp) | finder_tables))
+                break
+    return found
+
+
+def _plain(look: Judge, value: Value) -> set[int]:
+    """What a value is made of without any read, comparison or operation but sums."""
+    seen: set[int] = set()
+    todo = list(value)
+    while todo:
+        number = todo.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        node = look.nodes[number]
+        if node.kind in ("phi", "sel", "iter") or (node.kind == "bin" and node.name in "+-"):
+            todo += [t for t, how in node.edges if how == D]
+        elif node.kind == "call":
+            todo += [t for t, how in node.edges if how == D]
+    return seen
+
+
+def _together(look: Judge, cmp: int, finders: list[int], phi: int) -> bool:
+    """Both comparisons decide the same choice of the next place."""
+    for node in look.nodes:
+        if node.kind in ("sel", "upd", "call", "bin", "phi", "read"):
+            kinds = _ALL if node.kind in ("sel", "upd", "phi") else frozenset({D, C})
+            direct = reaches(look.nodes, [t for t, how in node.edges if how in kinds], frozenset({D, P}))
+            if cmp in direct and any(f in direct for f in finders):
+                return True
+    return False
+
+
+# ---- F2, W5: parents
+
+
+def _parents(look: Judge, loop: int) -> list[Walk]:
+    flow, nodes = look.flow, look.nodes
+    here = flow.loops[loop]
+    found: list[Walk] = []
+    written = look.written(loop)
+    for name, phi in here.phis.items():
+        if name not in written:
+            continue
+        for read, node in enumerate(nodes):
+            if not look.inside(node.loop, loop):
+                continue
+            if node.kind == "read":
+                base = {t for t, how in node.edges if how == D}
+                index = [t for t, how in node.edges if how == I]
+            elif node.kind == "cmp" and node.name in ("In", "NotIn"):
+                base, index = set(node.right), list(node.left)
+            else:
+                continue
+            if phi not in reaches(nodes, base, _D) or not index:
+                continue
+            links = {
+                nodes[r].name for r in look.top_reads(frozenset(index))
+                if nodes[r].name not in written and not _is_of(look, r, phi)
+                and look.inside(nodes[r].loop, loop) and _steps(look, r, loop)
+            }  # fmt: skip
+            if not links:
+                continue
+            back = reaches(nodes, [t for t, how in nodes[phi].edges], frozenset({D, P, C}))
+            if read not in back:
+                continue
+            cmp = _token_verdict(look, links, written, loop, back)
+            if cmp is not None:
+                found.append(_walk(look, "parents", here.line, here.end, cmp, links | _both(look, cmp)))
+                return found
+    return found
+
+
+def _is_of(look: Judge, read: int, phi: int) -> bool:
+    return phi in reaches(look.nodes, [t for t, how in look.nodes[read].edges if how == D], _D)
+
+
+def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, back: set[int]) -> int | None:
+    """A comparison of two streams that decides what the round writes; one side read under the parent table, here or before the loop."""
+    nodes = look.nodes
+    for cmp in look.cmps:
+        node = nodes[cmp]
+        if node.name in ("In", "NotIn") or cmp not in back or not look.two_streams(cmp, 2):
+            continue
+        if _both(look, cmp) & written - links:
+            continue
+        for side in (node.left, node.right):
+            for read in look.top_reads(side):
+                index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+                names = {nodes[i].name for i in index if nodes[i].kind in ("read", "root", "param", "iter")}
+                if names & links and nodes[read].name not in links:
+                    return cmp
+    return None
+
+
+def _jumps(look: Judge) -> list[Walk]:
+    """W5: acceptance of whole vectors, and-ed with itself read at the parents, in a loop or written out."""
+    nodes = look.nodes
+    found: list[Walk] = []
+    for number, node in enumerate(nodes):
+        if node.kind != "bin" or node.name not in "&*" or not node.left | node.right:
+            continue
+        for read in look.top_reads(frozenset(t for t, how in node.edges if how == D)):
+            if nodes[read].kind != "read":
+                continue
+            index = [t for t, how in nodes[read].edges if how == I]
+            base = [t for t, how in nodes[read].edges if how == D]
+            made_of = reaches(nodes, base, frozenset({D}))
+            verdicts = [c for c in look.cmps if c in made_of and look.two_streams(c)]
+            if not verdicts or not index:
+                continue
+            at = reaches(nodes, index, _DI)
+            affine = all(nodes[i].kind in ("affine", "phi", "fresh") or (nodes[i].kind == "bin" and nodes[i].name in "+-") for i in at)
+            other = reaches(nodes, [t for t, how in node.edges if how == D and t != read], _D)
+            if affine or not any(c in other for c in look.cmps):
+                continue
+            links = {nodes[i].name for i in at if nodes[i].kind in ("root", "param", "read")}
+            for cmp in verdicts:
+                for side in (nodes[cmp].left, nodes[cmp].right):
+                    for r in look.top_reads(side):
+                        below = reaches(nodes, [t for t, how in nodes[r].edges if how == I], _DI)
+                        if links & {nodes[i].name for i in below if nodes[i].kind in ("root", "param", "read")}:
+                            again = number in made_of or node.loop >= 0 or any(
+                                n.kind == "bin" and n.name in "&*" and i != number and i in made_of for i, n in enumerate(nodes)
+                            )  # fmt: skip
+                            if again and not any(f.verdict == nodes[cmp].line for f in found):
+                                found.append(_walk(look, "parents", nodes[cmp].line, node.line, cmp, links | _both(look, cmp)))
+    return found
+
+
+# ---- F3, W4: paths
+
+
+def _paths(look: Judge) -> list[Walk]:
+    nodes = look.nodes
+    for best in nodes:
+        if best.kind != "call" or best.name not in _BEST - {"amax"}:
+            continue
+        below = reaches(nodes, [t for t, how in best.edges if how == D], _D)
+        counts = [i for i in below if nodes[i].kind == "call" and nodes[i].name in ("sum", "count_nonzero")]
+        for count in counts:
+            under = reaches(nodes, [count], _D)
+            prefix = [i for i in under if nodes[i].kind == "call" and nodes[i].name in _PREFIX]
+            for first in prefix:
+                verdicts = [c for c in look.cmps if c in reaches(nodes, [first], _D) and nodes[c].name in _EQ | {"Lt", "Gt", "LtE", "GtE"}]
+                verdicts = [c for c in verdicts if look.two_streams(c)]
+                if verdicts:
+                    weak = best.name in ("max", "sort", "sorted") and not _used_as_index(look, best)
+                    return [_walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]), weak)]
+    return []
+
+
+def _used_as_index(look: Judge, best: object) -> bool:
+    number = next(i for i, n in enumerate(look.nodes) if n is best)
+    return any(number in reaches(look.nodes, [t for t, how in n.edges if how == I], _D) for n in look.nodes if n.kind == "read")
+
+
+def _path_loops(look: Judge) -> list[Walk]:
+    """W4 in loops: an inner loop compares along one path, the outer loop keeps the best path."""
+    flow, nodes = look.flow, look.nodes
+    for cmp in look.cmps:
+        node = nodes[cmp]
+        inner = node.loop
+        if inner < 0 or flow.loops[inner].parent < 0 or not look.two_streams(cmp, 2):
+            continue
+        outer = flow.loops[inner].parent
+        rows = [r for side in (node.left, node.right) for r in look.top_reads(side)]
+        if not any(_along_a_path(look, r, inner, outer) for r in rows):
+            continue
+        if _keeps_best(look, outer, cmp):
+            loop = flow.loops[outer]
+            return [_walk(look, "paths", loop.line, loop.end, cmp, _both(look, cmp))]
+    return []
+
+
+def _along_a_path(look: Judge, read: int, inner: int, outer: int) -> bool:
+    """The place is an element of the outer loop's row: read (or iterated) at the inner position, out of what the outer loop chose."""
+    nodes, loops = look.nodes, look.flow.loops
+    index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+    for step in index:
+        node = nodes[step]
+        if node.kind not in ("read", "iter") or not look.inside(node.loop, inner):
+            continue
+        below = reaches(nodes, [t for t, _ in node.edges], _DI)
+        position = node.kind == "iter" or not loops[inner].var.isdisjoint(below) or bool(set(loops[inner].phis.values()) & below)
+        if position and not loops[outer].var.isdisjoint(below):
+            return True
+    return False
+
+
+def _keeps_best(look: Judge, outer: int, verdict: int) -> bool:
+    flow, nodes = look.flow, look.nodes
+    loop = flow.loops[outer]
+    for phi in loop.phis.values():
+        for cmp in look.cmps:
+            node = nodes[cmp]
+            if node.name not in ("Gt", "Lt", "GtE", "LtE") or node.loop != outer:
+                continue
+            if phi not in _plain(look, node.left | node.right):
+                continue
+            for chosen in nodes:
+                if chosen.kind == "sel" and (cmp, P) in chosen.edges and chosen.loop == outer:
+                    return True
+    for best in nodes:
+        if best.kind == "call" and best.name in _BEST:
+            below = reaches(nodes, [t for t, how in best.edges if how == D], _ALL)
+            if verdict in below and not look.inside(best.loop, outer):
+                return True
+    return False
+
+
+# ---- F4: ancestors
+
+
+def _ancestors(look: Judge) -> list[Walk]:
+    nodes = look.nodes
+    for best in nodes:
+        if best.kind != "call" or best.name not in _BEST | {"nonzero"}:
+            continue
+        below = reaches(nodes, [t for t, how in best.edges if how == D], frozenset({D, P, C}))
+        for number in below:
+            mix = nodes[number]
+            masked = mix.kind == "bin" and mix.name in "&|*@"
+            chosen = mix.kind == "sel" and mix.name in ("where", "masked_fill")
+            if not (masked or chosen):
+                continue
+            if masked:
+                sides = [mix.left, mix.right] if mix.right else [frozenset({t}) for t in mix.left]
+            else:
+                sides = [mix.left, frozenset(t for t, how in mix.edges if how == D)]
+            for verdict_side in sides:
+                verdicts = [c for c in look.cmps if c in reaches(nodes, verdict_side, frozenset({D})) and look.two_streams(c)]
+                verdicts = [c for c in verdicts if nodes[c].name in _EQ]
+                others = frozenset().union(*(s for s in sides if s is not verdict_side))
+                matrix = reaches(nodes, others, frozenset({D, C}))
+                if not verdicts or any(c in matrix for c in verdicts):
+                    continue
+                tables = {nodes[i].name for i in matrix if nodes[i].kind in ("root", "param", "read")}
+                reduced = any(
+                    nodes[r].kind == "call" and nodes[r].name in _REDUCE and number in reaches(nodes, [r], frozenset({D}))
+                    for r in below
+                ) or mix.name == "@"  # fmt: skip
+                if tables - _both(look, verdicts[0]) and reduced and _apart(look, best, number):
+                    cmp = verdicts[0]
+                    gathered = any(nodes[r].kind == "read" for r in (*look.top_reads(nodes[cmp].left), *look.top_reads(nodes[cmp].right)))
+                    return [_walk(look, "ancestors", nodes[cmp].line, best.line, cmp, tables | _both(look, cmp), weak=not gathered)]
+    return []
+
+
+def _apart(look: Judge, best: object, mix: int) -> bool:
+    """Between the masking and the choice there is a reduction over ancestors, which the choice isn't."""
+    nodes = look.nodes
+    number = next(i for i, n in enumerate(nodes) if n is best)
+    for i, node in enumerate(nodes):
+        if i != number and node.kind == "call" and node.name in _REDUCE and mix in reaches(nodes, [i], frozenset({D})):
+            if i in reaches(nodes, [number], frozenset({D, P, C})):
+                return True
+    return nodes[mix].name == "@" and any(c in reaches(nodes, [number], frozenset({D, P, C})) and mix in reaches(nodes, [c], frozenset({D, C})) for c in look.cmps)
+
+
+# ---- chains
+
+
+def _chains(look: Judge) -> list[Walk]:
+    flow, nodes = look.flow, look.nodes
+    found: list[Walk] = []
+    for loop, here in enumerate(flow.loops):
+        if here.kind not in ("for", "while"):
+            continue
+        deciders: list[int] = []
+        for cmp in look.cmps:
+            node = nodes[cmp]
+            if not look.inside(node.loop, loop) or not look.two_streams(cmp, 2):
+                continue
+            reads = [r for s in (node.left, node.right) for r in look.top_reads(s)]
+            at = [r for r in reads if _steps(look, r, loop)]
+            random = look.is_random(node.left) or look.is_random(node.right)
+            if len({nodes[r].name for r in at}) >= 2 or (at and (random or _helped(look, node.left | node.right, loop))):
+                deciders.append(cmp)
+        if not deciders:
+            continue
+        kept = [c for c in deciders if _stops(look, loop, c)]
+        if kept and _sinks(look, loop):
+            accepts = tuple(dict.fromkeys(_chain_accepts(look, c) for c in kept))
+            first = kept[0]
+            tables = set().union(*(_both(look, c) for c in kept))
+            found.append(Walk("chain", here.line, here.end, nodes[first].line, tuple(sorted(tables)), accepts=accepts))
+    if not found:
+        found += _chain_vectors(look)
+    return found[:1]
+
+
+def _chain_accepts(look: Judge, cmp: int) -> str:
+    node = look.nodes[cmp]
+    if node.name in _EQ:
+        return "greedy"
+    below = {look.nodes[i].name for i in reaches(look.nodes, node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
+    return "ratio" if below & {"/", "log", "exp"} else "synthetic" if look.is_random(node.left | node.right) else "other"
+
+
+def _steps(look: Judge, read: int, loop: int) -> bool:
+    """Read at the loop's own position, or an element that the loop itself hands out."""
+    nodes, here = look.nodes, look.flow.loops[loop]
+    if read in here.var:
+        return True
+    index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+    if not here.var.isdisjoint(index):
+        return True
+    counters = {p for p in here.phis.values() if _counts(look, p)}
+    return not counters.isdisjoint(index)
+
+
+def _counts(look: Judge, phi: int) -> bool:
+    """A name that goes up by a constant."""
+    seen: set[int] = set()
+    todo = [t for t, how in look.nodes[phi].edges if how == D]
+    while todo:
+        number = todo.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        if number == phi:
+            return True
+        node = look.nodes[number]
+        if node.kind == "sel" or (node.kind == "bin" and node.name in "+-"):
+            todo += [t for t, how in node.edges if how == D]
+    return False
+
+
+def _helped(look: Judge, value: Value, loop: int) -> bool:
+    return len({look.nodes[r].name for r in look.top_reads(value)}) >= 2
+
+
+def _stops(look: Judge, loop: int, cmp: int) -> bool:
+    """The comparison ends the run: a flag that the next round reads, a break, or a masked write."""
+    nodes, flow = look.nodes, look.flow
+    for number, here in enumerate(flow.loops):
+        if not look.inside(number, loop):
+            continue
+        if any(cmp in reaches(nodes, e, frozenset({D, P, C})) for e in here.exits):
+            return True
+        for phi in here.phis.values():
+            back = reaches(nodes, [t for t, how in nodes[phi].edges if t > phi], frozenset({D, P}))
+            if cmp in back and _is_flag(look, phi, loop):
+                return True
+    return any(
+        look.inside(w.loop, loop) and w.mask and cmp in reaches(nodes, w.mask, frozenset({D, P})) for w in flow.writes
+    )  # fmt: skip
+
+
+def _is_flag(look: Judge, phi: int, loop: int) -> bool:
+    """Something in the loop is done or not by this name's value."""
+    for node in look.nodes:
+        if look.inside(node.loop, loop) and node.kind in ("sel", "upd"):
+            if phi in reaches(look.nodes, [t for t, how in node.edges if how == P], frozenset({D, C})):
+                return True
+    return any(look.inside(w.loop, loop) and phi in reaches(look.nodes, w.under, frozenset({D, C})) for w in look.flow.writes)
+
+
+def _sinks(look: Judge, loop: int) -> bool:
+    if any(look.inside(w.loop, loop) and w.how != "attr" for w in look.flow.writes):
+        return True
+    return any(_counts(look, phi) for phi in look.flow.loops[loop].phis.values())
+
+
+def _chain_vectors(look: Judge) -> list[Walk]:
+    nodes = look.nodes
+    for number, node in enumerate(nodes):
+        if node.kind != "call" or node.name not in _PREFIX | _FIRST:
+            continue
+        below = reaches(nodes, [t for t, how in node.edges if how == D], _D)
+        verdicts = [c for c in look.cmps if c in below and look.two_streams(c)]
+        if not verdicts:
+            continue
+        if node.name in _PREFIX:
+            summed = any(n.kind == "call" and n.name in ("sum", "argmin", "all", "count_nonzero") and number in reaches(nodes, [i], _D) for i, n in enumerate(nodes))
+            if not summed:
+                continue
+        elif not (look.is_random(nodes[verdicts[0]].left | nodes[verdicts[0]].right) or nodes[verdicts[0]].name in _EQ):
+            continue
+        cmp = verdicts[0]
+        return [Walk("chain", nodes[cmp].line, node.line, nodes[cmp].line, tuple(sorted(_both(look, cmp))), accepts=(_chain_accepts(look, cmp),))]
+    return []
