@@ -237,7 +237,7 @@ def recommend(
         row.path,
         (row.reason.format(**words), *_more_reasons(known, row.path)),
         _against(known, row.path),
-        _needs(known),
+        _needs(known, row.path),
         _next(known, row.path),
     )
 
@@ -272,12 +272,14 @@ def _against(known: Known, path: Path) -> tuple[str, ...]:
     return tuple(against)
 
 
-def _needs(known: Known) -> tuple[str, ...]:
+def _needs(known: Known, path: Path) -> tuple[str, ...]:
     unknown = [
         f"{id}: it could not be told (see its verdict)"
         for id, outcome in known.outcomes.items()
         if outcome == "unknown"
     ]
+    if path == "none" and known.measured is None:
+        return tuple(unknown) or ("the verdicts that this scan did not get to",)
     if known.ratio("tree_over_chain") is not None and known.ratio("chain_over_plain") is not None:
         return tuple(unknown)
     return (*_TO_MEASURE, *unknown)

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from reports.links import place
+from reports.links import place, sentence
 from reports.model import Audit, Evidence, Scope, Verdict
 from reports.text import code, count, fence, fold, html, listed, prose, table
 from reports.words import STAGES, mark, meaning
@@ -36,10 +36,12 @@ def verdicts(audit: Audit) -> str:
 
 def _verdict(audit: Audit, verdict: Verdict) -> str:
     asked = verdict.question or next((q for id, _, q in STAGES if id == verdict.id), "")
-    parts = [f"*{prose(asked)}*"] if asked else []
-    parts.append(prose(verdict.summary))
-    if meaning(verdict):
-        parts.append(f"“Yes” means: {prose(meaning(verdict))}. Confidence: {verdict.confidence}.")
+    parts = (
+        [f"*{prose(asked)}*" if asked else f"“Yes” means: {prose(meaning(verdict))}."]
+        if asked or meaning(verdict)
+        else []
+    )
+    parts.append(f"{sentence(audit, verdict.summary)} (confidence: {verdict.confidence})")
     if verdict.items and verdict.id != "verifiers":
         parts.append(items(verdict.items))
     parts += [_evidence(audit, evidence) for evidence in verdict.evidence[:_SNIPPETS]]
@@ -50,9 +52,9 @@ def _verdict(audit: Audit, verdict: Verdict) -> str:
         parts.append(f"{count(len(verdict.dismissed), 'look-alike')} dismissed: see [below](#dismissed).")
     parts.append(f"Scope: {_scope_line(verdict.scope)}.")
     if verdict.recheck:
-        parts.append("Check it by hand, in the folder that holds `vllm/`:\n\n" + fence(_session(verdict), "console"))
+        parts.append("Check it by hand ([what it should print](#recheck)):\n\n" + fence(verdict.recheck, "sh"))
     if verdict.changes_if:
-        parts.append(f"Would change this answer: {prose(verdict.changes_if)}")
+        parts.append(f"Would change this answer: {sentence(audit, verdict.changes_if)}")
     title = f"<b>{html(verdict.id)}</b>: {html(mark(verdict))}"
     body = "\n\n".join(parts)
     return f'<a id="{anchor(verdict.id)}"></a>\n<details><summary>{title}</summary>\n\n{body}\n\n</details>'
@@ -65,13 +67,6 @@ def _evidence(audit: Audit, evidence: Evidence) -> str:
     head = f"{where}{whose}{symbol} (sha256 {code(evidence.sha256[:12])})"
     language = "python" if evidence.file.endswith(".py") else ""
     return f"{head}\n\n{fence(evidence.snippet, language)}" if evidence.snippet.strip() else head
-
-
-def _session(verdict: Verdict) -> str:
-    lines = [f"$ {verdict.recheck}"]
-    if verdict.recheck_expect.strip():
-        lines.append(verdict.recheck_expect.rstrip("\n"))
-    return "\n".join(lines)
 
 
 def items(rows: tuple[dict[str, Any], ...]) -> str:
@@ -118,8 +113,8 @@ def assumptions(audit: Audit) -> str:
         (
             prose(a.assumption),
             sign[a.holds],
-            prose(a.test),
-            prose(a.result)
+            sentence(audit, a.test),
+            sentence(audit, a.result)
             + "".join(f" {place(audit, e.file, e.line, e.end_line, e.origin == 'vllm')}" for e in a.evidence[:3]),
         )
         for a in audit.assumptions
@@ -139,9 +134,9 @@ def trail(audit: Audit) -> str:
     for number, step in enumerate(audit.trail, 1):
         found = f"{count(step.hits, 'line')} in {count(step.files, 'file')}" if step.hits else "nothing"
         head = f"**{number}. {prose(step.scope)}**: {prose(step.question)} It prints {found}."
-        tail = f"*That alone proves:* {prose(step.proves)}"
+        tail = f"*That alone proves:* {sentence(audit, step.proves)}"
         if step.adds:
-            tail += f"\n*The next step adds:* {prose(step.adds)}"
+            tail += f"\n*The next step adds:* {sentence(audit, step.adds)}"
         more = step.hits - len(step.sample)
         shown = [
             f"$ {step.command}",
@@ -187,8 +182,8 @@ def scope(audit: Audit) -> str:
         ("Plugins", s.plugins),
         ("Compiled ops called in the slice", s.binary_ops),
     ):
-        rows.append((name, "<br>".join(code(entry) for entry in entries) if entries else "none"))
-    blocks = ["## Scope", table(("Looked at", ""), rows)]
+        rows.append((name, ", ".join(code(entry) for entry in entries) if entries else "none"))
+    blocks = ["## Scope", "\n".join(f"- **{name}**: {value}" for name, value in rows)]
     failed = sorted({(f.file, f.why) for v in audit.verdicts for f in v.scope.files_failed})
     if failed:
         body = "\n".join(f"- {code(file)}: {prose(why)}" for file, why in failed)
@@ -241,7 +236,7 @@ def recheck(audit: Audit) -> str:
         f"{count(count_, 'check')} and {count(len(hashes), 'hash', 'hashes')}",
         fence("\n".join(lines).strip("\n"), "sh"),
     )
-    return f"## Check every finding by hand\n\n{text}\n\n{body}"
+    return f'<a id="recheck"></a>\n\n## Check every finding by hand\n\n{text}\n\n{body}'
 
 
 def changes(audit: Audit) -> str:
@@ -252,7 +247,7 @@ def changes(audit: Audit) -> str:
             merged.setdefault(verdict.changes_if, []).append(verdict.id)
     if not merged:
         return ""
-    rows = [f"- {listed([code(id) for id in ids])}: {prose(why)}" for why, ids in merged.items()]
+    rows = [f"- {listed([code(id) for id in ids])}: {sentence(audit, why)}" for why, ids in merged.items()]
     body = "\n".join(rows)
     return "## What would change these answers\n\n" + (
         body if len(rows) <= _ROWS else fold("Question by question", body)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from reports.model import Audit
-from reports.text import code
+from reports.text import code, one_line, prose
 
+_PLACE = re.compile(r"`?(?<![\w./-])((?:[\w.-]+/)+[\w.-]+\.py)(?::(\d{1,7})(?:-(\d{1,7}))?)?(?![\w/-])`?", re.ASCII)
 _UPSTREAM = "https://github.com/vllm-project/vllm/blob"
 _RELEASE = re.compile(r"\d+(\.\d+)+(rc\d+|\.post\d+)?")
 # In the wheel, not in the tagged repository: made or vendored while the wheel is built.
@@ -36,3 +37,24 @@ def place(audit: Audit, file: str, line: int = 0, end_line: int = 0, stock: bool
     shown = code(f"{file}:{line}" if line else file)
     address = upstream(audit, file, line, end_line) if stock else ""
     return f"[{shown}]({address})" if address else shown
+
+
+def sentence(audit: Audit, text: str) -> str:
+    """``reports.text.prose``, with every ``folder/file.py:line`` in it as a place."""
+    text = one_line(text)
+    parts, end = [], 0
+    for match in _PLACE.finditer(text):
+        whole = match.group()
+        if whole.startswith("`") != whole.endswith("`") or text[end : match.start()].count("`") % 2:
+            continue  # part of a longer code span
+        file, line, last = match.groups()
+        parts += [_between(text[end : match.start()]), place(audit, file, int(line or 0), int(last or 0))]
+        end = match.end()
+    return "".join([*parts, _between(text[end:])]) if parts else prose(text)
+
+
+def _between(text: str) -> str:
+    """``prose`` that keeps the spaces at the ends."""
+    left = " " if text.startswith(" ") else ""
+    right = " " if text.endswith(" ") and text.strip() else ""
+    return f"{left}{prose(text)}{right}"

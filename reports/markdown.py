@@ -8,7 +8,7 @@ before it is printed.
 from __future__ import annotations
 
 from reports import details, summary
-from reports.links import place, upstream
+from reports.links import place, sentence, upstream
 from reports.model import Audit, Record, Verdict
 from reports.text import code, count, fence, fold, listed, prose, table
 from reports.words import GLOSSARY, STAGE_IDS, STAGES, mark, meaning
@@ -97,7 +97,7 @@ def _install(audit: Audit) -> str:
     for id, name in (("runner-in-force", "Runner in force"), ("plugins", "Plugins"), ("opaque-code", "Opaque code")):
         verdict = audit.verdict(id)
         if verdict is not None:
-            rows.append((name, prose(verdict.summary)))
+            rows.append((name, sentence(audit, verdict.summary)))
     if audit.install.manifest_sha256:
         rows.append(
             ("Manifest", code(audit.install.manifest_sha256[:16]) + " (sha256 over every path and content hash)")
@@ -110,7 +110,14 @@ def _install(audit: Audit) -> str:
     )
     named = _record_files(record)
     return "\n\n".join(
-        part for part in ("## The install and its integrity", table(("", ""), rows), named, note) if part
+        part
+        for part in (
+            "## The install and its integrity",
+            "\n".join(f"- **{name}**: {value}" for name, value in rows),
+            named,
+            note,
+        )
+        if part
     )
 
 
@@ -147,7 +154,7 @@ def _stages(audit: Audit) -> str:
         if verdict is None:
             rows.append((f"**{name}**", question, "not judged", ""))
         else:
-            rows.append((f"**{name}**", question, mark(verdict), prose(verdict.summary)))
+            rows.append((f"**{name}**", question, mark(verdict), sentence(audit, verdict.summary)))
     text = (
         "A tree pays only when all four are there: a mask without a walk accepts chains, a walk without a commit "
         "corrupts the cache."
@@ -170,7 +177,7 @@ def _verifiers(audit: Audit) -> str:
         )
         for item in sorted(verdict.items, key=lambda item: (not item.get("reachable"), str(item.get("file", ""))))
     ]
-    text = prose(verdict.summary)
+    text = sentence(audit, verdict.summary)
     if not rows:
         return f"## Every verifier found\n\n{text}"
     linked = (
@@ -187,7 +194,7 @@ def _others(audit: Audit) -> str:
         (
             f"[{prose(v.id)}](#{_anchor(v)})" if v.id in details.anchored(audit) else prose(v.id),
             mark(v),
-            prose(v.summary),
+            sentence(audit, v.summary),
             prose(meaning(v) or v.question),
         )
         for v in audit.verdicts

@@ -90,8 +90,8 @@ def _spell(char: str) -> str:
 def _escape(text: str) -> str:
     text = re.sub(r"([\\`*\[\]$~])", r"\\\1", text)
     text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9_])", r"\\_", text)  # inside a word an underscore is no markup
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"^([#+\-=]|\d+[.)])", _first, text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    text = re.sub(r"^([#+\-=>]|\d+[.)](?=\s|$))", _first, text)
     return _at(text)
 
 

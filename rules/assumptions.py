@@ -138,6 +138,8 @@ def _right_folder(ctx: Context) -> Assumption:
     chosen = ctx.verdicts.get("runner-in-force")
     if chosen is None or chosen.outcome != "yes" or not force:
         return Assumption(claim, test, "Which runner is in force could not be told.", "unknown")
+    if not found:
+        return Assumption(claim, test, f"{_sentence(chosen.summary)} No accept function was found to place.", "unknown")
     idle = [runner for runner, files in by_runner.items() if files and runner not in force]
     says = _sentence(chosen.summary)
     if idle:

@@ -77,7 +77,7 @@ def _engine(ctx: Context) -> Iterator[TrailStep]:
             "accepted."
         )
     elif hits.lines:
-        proves = "That the word is in use. Files that say “out-of-tree” or “suffix tree” say nothing about acceptance."
+        proves = "that the word is in use. Files that say “out-of-tree” or “suffix tree” say nothing about acceptance."
     else:
         proves = "Nothing: a walk needs none of these words."
     yield _step(
@@ -100,12 +100,12 @@ def _spec_decode(ctx: Context) -> Iterator[TrailStep]:
         "suffix" in path or "FIXME" in text or text.lstrip().startswith("#") for path, _, text in hits.found
     ):
         proves = (
-            "That suffix decoding drafts from a suffix tree (its draft is one chain), and that comments outlive code."
+            "that suffix decoding drafts from a suffix tree (its draft is one chain), and that comments outlive code."
         )
     elif hits.lines:
-        proves = "That the word is in use where drafts are made. Who accepts them is not said here."
+        proves = "that the word is in use where drafts are made. Who accepts them is not said here."
     else:
-        proves = "That nothing here is called a tree."
+        proves = "that nothing here is called a tree."
     yield _step(
         "`spec_decode/`",
         "Do the drafters?",
@@ -124,14 +124,14 @@ def _eagle(ctx: Context) -> Iterator[TrailStep]:
     hits = _in(ctx, words, lambda path: any(path == p or path.startswith(p + "/") for p in there))
     build = ctx.verdicts.get("tree-build")
     if hits.having(*TREE).lines:
-        proves = "That EAGLE's own files speak of trees."
+        proves = "that EAGLE's own files speak of trees."
     elif build and build.outcome == "yes" and build.evidence:
         proves = (
-            f"That EAGLE's tree is not in EAGLE's files: it is built at {_at(build.evidence[0])}. Folder names do not "
+            f"that EAGLE's tree is not in EAGLE's files: it is built at {_at(build.evidence[0])}. Folder names do not "
             "bound a search."
         )
     else:
-        proves = "That EAGLE drafts no tree in its own files" + (
+        proves = "that EAGLE drafts no tree in its own files" + (
             "; `parent` is a module here, not a node." if hits.lines else "."
         )
     yield _step(
@@ -149,10 +149,10 @@ def _acceptance(ctx: Context) -> Iterator[TrailStep]:
     found = _accept_functions(ctx)
     inside = {str(item.get("file")) for item in found}
     proves = (
-        f"That many files count accepted tokens. {len(found)} functions decide; they stand in {len(inside)} of these "
+        f"that many files count accepted tokens. {len(found)} functions decide; they stand in {len(inside)} of these "
         f"{len(set(hits.files) | inside)} files, and the words are the same in those that only count."
         if found
-        else "That many files count accepted tokens. Which of them decide is not in the words."
+        else "that many files count accepted tokens. Which of them decide is not in the words."
     )
     yield _step(
         "`vllm/v1`, acceptance",
@@ -168,9 +168,9 @@ def _install(ctx: Context) -> Iterator[TrailStep]:
     hits = whole_install(ctx.tree).tree
     heavy = [path for path in _heaviest(hits) if not path.startswith("vllm/v1/")][:3]
     proves = (
-        f"That the word has many trades: most of it is in {', '.join(f'`{path}`' for path in heavy)}. "
+        f"that the word has many trades: outside `vllm/v1`, above all in {', '.join(f'`{path}`' for path in heavy)}. "
         if heavy
-        else "That the word is hardly used. "
+        else "that the word is hardly used. "
     ) + "Reading every hit would still miss a walk that uses none of the words."
     yield _step(
         "the whole install",
@@ -185,9 +185,9 @@ def _install(ctx: Context) -> Iterator[TrailStep]:
 def _known(ctx: Context) -> Iterator[TrailStep]:
     hits = whole_install(ctx.tree).known
     proves = (
-        "That a name known from another engine's verifier is here; the verdicts say what it does."
+        "that a name known from another engine's verifier is here; the verdicts say what it does."
         if hits.lines
-        else "That no known verifier was vendored under its own name. A fork's would have another."
+        else "that no known verifier was vendored under its own name. A fork's would have another."
     )
     yield _step(
         "the whole install, known names",
@@ -206,10 +206,10 @@ def _plugins(ctx: Context) -> Iterator[TrailStep]:
     )
     others = sorted({e.distribution for e in ctx.tree.entry_points} - {"vllm"})
     proves = (
-        f"That {', '.join(others)} can replace anything when vLLM starts. What it replaces is in its code, not in its "
+        f"that {', '.join(others)} can replace anything when vLLM starts. What it replaces is in its code, not in its "
         "name."
         if others
-        else "That no other package declares a vLLM entry point (vLLM's own ones load LoRA adapters). Folders on "
+        else "that no other package declares a vLLM entry point (vLLM's own ones load LoRA adapters). Folders on "
         "PYTHONPATH would not show."
     )
     yield TrailStep(
@@ -232,10 +232,10 @@ def _binaries(ctx: Context) -> Iterator[TrailStep]:
     if not ctx.tree.binaries:
         proves = "Nothing: this target has no compiled files."
     elif found:
-        proves = "That an operator takes a table of links. The verdicts say whether acceptance calls it."
+        proves = "that an operator takes a table of links. The verdicts say whether acceptance calls it."
     else:
         proves = (
-            f"That none of the {len(schemas)} operators of {len(read)} libraries declares an argument that could hold "
+            f"that none of the {len(schemas)} operators of {len(read)} libraries declares an argument that could hold "
             "a tree's links."
         )
     if unread:
