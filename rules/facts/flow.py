@@ -12,6 +12,7 @@ round hands to the next. Helpers of the same file are entered (a few levels deep
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -78,6 +79,7 @@ _FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like",
                     "new_full", "set", "dict", "list", "deque", "defaultdict", "isinstance", "hasattr", "type", "print", "super"})  # fmt: skip
 _SELECT = frozenset({"where", "select", "masked_fill", "masked_select", "masked_fill_"})
 _MODULES = frozenset({"torch", "np", "numpy", "tl", "jnp", "F", "mx", "cp", "operator", "math", "heapq", "itertools", "triton", "nb", "random"})
+_BUILTINS = frozenset(dir(builtins))
 _OPS = {ast.BitAnd: "&", ast.BitOr: "|", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.Add: "+", ast.Sub: "-", ast.BitXor: "^"}
 
 
@@ -381,6 +383,8 @@ class Flow:
                 func = node.func  # type: ignore[attr-defined]
                 if isinstance(func, ast.Attribute):
                     attr = func.attr
+                    if isinstance(func.value, ast.Name) and func.value.id == "self":
+                        names.update(dict.fromkeys(self._set_by(attr)))
                     if attr in _ADD or attr in _POP or (attr.endswith("_") and not attr.endswith("__")):
                         names[_root_name(func.value)] = None
                     if (attr in _STORE or attr.startswith("atomic_") or attr in ("heappush", "heappop")) and node.args:  # type: ignore[attr-defined]
@@ -399,13 +403,29 @@ class Flow:
         names.pop("", None)
         return list(names)
 
+    def _set_by(self, method: str, hops: int = 2) -> list[str]:
+        """Attributes of self that a method of the same class sets."""
+        owner = next((f.owner for f in reversed(self._stack) if f.owner), "")
+        function = self.module.method(owner, method)
+        if function is None or function in self._stack:
+            return []
+        names: list[str] = []
+        for node in self.module.tour[function.first : function.last]:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                if isinstance(node.ctx, ast.Store):
+                    names.append(f"self.{node.attr}")
+            elif isinstance(node, ast.Call) and hops and isinstance(node.func, ast.Attribute) and _dotted(node.func).startswith("self."):
+                names += self._set_by(node.func.attr, hops - 1)
+        return names
+
     def _bind_iteration(self, target: ast.expr, iterable: ast.expr, source: Value, env: Env) -> None:
         line = target.lineno
         loop = self.loops[self.loop]
         if isinstance(iterable, ast.Call):
             called = _last(iterable.func)
             if called in ("range", "static_range", "arange", "prange", "count", "trange"):
-                value = frozenset({self.add("affine", called, line)})
+                start = self.expr(iterable.args[0], env) if len(iterable.args) > 1 else NONE
+                value = frozenset({self.add("affine", called, line, (start, D))})
                 loop.var |= value
                 self.bind(target, value, env)
                 return
@@ -485,7 +505,7 @@ class Flow:
                     return found
                 if node.id in self.module.top or node.id in ("True", "False", "None") or node.id in _MODULES:
                     return NONE
-                return frozenset({self.root(node.id, "root" if node.id in self.module.tables else "const")})
+                return frozenset({self.root(node.id, "const" if self._is_constant(node.id) else "root")})
             case ast.Attribute():
                 return self._attribute(node, env)
             case ast.Subscript():
@@ -538,6 +558,13 @@ class Flow:
                     self._returns[-1].append(value)
                 return value
         return NONE
+
+    def _is_constant(self, name: str) -> bool:
+        """A class, function, module or plain constant of this file, as against a table of the file or a name of an outer function."""
+        module = self.module
+        if name in module.tables:
+            return False
+        return name in module.imports or name in module.bases or name in module.top or name in module.constants or name in _BUILTINS
 
     def _cmp(self, op: str, left: Value, right: Value, line: int) -> Value:
         if not left and not right:
@@ -719,7 +746,7 @@ class Flow:
             else:
                 if name in self._lambdas:
                     return self._inline_lambda(node, *self._lambdas[name], env)
-                function = module.top.get(name)
+                function = next((f for f in self._stack if f.name == name and not f.owner), None) or module.top.get(name)
         elif isinstance(func, ast.Attribute):
             owner = next((f.owner for f in reversed(self._stack) if f.owner), "")
             if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):

@@ -34,6 +34,7 @@ class Module:
     imports: dict[str, str]  # local name -> dotted origin
     span: dict[int, tuple[int, int]]  # id(node) -> its slice of the tour
     tables: frozenset[str] = frozenset()  # module names bound to a container or to the result of a call
+    constants: frozenset[str] = frozenset()  # the other names that the module itself binds
 
     def walk(self, node: ast.AST) -> list[ast.AST]:
         """All nodes below and including ``node``, in pre-order: a slice, not a search."""
@@ -77,18 +78,21 @@ def parse(source: bytes) -> ast.Module:
         return ast.parse(older)
 
 
+_CONTAINERS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp)
+
+
 def read_module(source: bytes) -> Module:
     tree = parse(source)
     module = Module(tree, [], [], {}, {}, {}, {}, {}, {})
     _tour(module, tree, "", "", None)
-    module.tables = frozenset(
-        target.id
-        for statement in tree.body
-        if isinstance(statement, (ast.Assign, ast.AnnAssign))
-        and isinstance(statement.value, (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp))
-        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
-        if isinstance(target, ast.Name)
-    )
+    bound: dict[str, bool] = {}
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                if isinstance(target, ast.Name):
+                    bound[target.id] = isinstance(statement.value, _CONTAINERS)
+    module.tables = frozenset(name for name, table in bound.items() if table)
+    module.constants = frozenset(name for name, table in bound.items() if not table)
     return module
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 from typing import Any
 
 from rules.facts.flow import Flow
@@ -15,6 +16,8 @@ from rules.facts.module import Function, Module, read_module
 from rules.facts.walks import judge
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
+_READ_CALLS = frozenset({"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"})
+_PAIRS = frozenset({"zip", "cumprod", "eq", "nonzero"})
 _VECTOR = frozenset({"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"})
 
 
@@ -46,51 +49,57 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
     return facts
 
 
+@dataclass
+class _Has:
+    compares: int = 0  # of two things that aren't constants
+    repeats: bool = False
+    loops: bool = False
+    reads: int = 0
+    calls: set[str] = field(default_factory=set)
+
+
 def _worth(module: Module) -> set[str]:
-    """Functions that could accept anything: a comparison of two things and a loop, recursion or vector reduction, helpers included."""
-    has: dict[str, tuple[bool, bool, bool, set[str]]] = {}
+    """Functions that could accept anything, helpers included: places read and compared (or read one under the other), again and again."""
+    has: dict[str, _Has] = {}
     for function in module.functions:
-        compares = repeats = reads = False
-        calls: set[str] = set()
+        found = has[function.qual] = _Has()
         for node in module.tour[function.first : function.last]:
             kind = type(node)
             if kind is ast.Compare:
-                compares |= not any(type(c) is ast.Constant for c in (node.left, *node.comparators))  # type: ignore[attr-defined]
-            elif kind is ast.For or kind is ast.While or kind is ast.GeneratorExp or kind is ast.ListComp:
-                repeats = True
+                found.compares += not any(type(c) is ast.Constant for c in (node.left, *node.comparators))  # type: ignore[attr-defined]
+            elif kind is ast.For or kind is ast.While:
+                found.loops = True
+            elif kind is ast.GeneratorExp or kind is ast.ListComp:
+                found.repeats = True
             elif kind is ast.Subscript:
-                reads |= type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice  # type: ignore[attr-defined]
+                found.reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice  # type: ignore[attr-defined]
             elif kind is ast.Call:
                 func = node.func  # type: ignore[attr-defined]
                 name = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
-                calls.add(name)
-                compares |= name in _COMPARE_CALLS
-                repeats |= name in _VECTOR
-                reads |= name in ("load", "get", "gather", "take", "index_select", "take_along_dim")
-            elif kind is ast.Attribute:
-                pass
-        repeats |= function.name in calls
-        has[function.qual] = (compares, repeats, reads, calls)
-    by_name: dict[str, list[str]] = {}
+                found.calls.add(name)
+                found.compares += name in _COMPARE_CALLS
+                found.repeats |= name in _VECTOR
+                found.reads += name in _READ_CALLS
+        found.loops |= function.name in found.calls
+    by_name: dict[str, list[_Has]] = {}
     for function in module.functions:
-        by_name.setdefault(function.name, []).append(function.qual)
+        by_name.setdefault(function.name, []).append(has[function.qual])
     worth: set[str] = set()
     for function in module.functions:
-        compares, repeats, reads, calls = has[function.qual]
-        helpers = [has[q] for name in calls for q in by_name.get(name, ())]
-        compares |= any(h[0] for h in helpers)
-        reads |= any(h[2] for h in helpers) or _object_reads(module, function, compares and repeats)
-        if compares and repeats and (reads or _zips(calls)):
+        own = has[function.qual]
+        near = [h for name in own.calls for h in by_name.get(name, ())]
+        near += [h for one in near for name in one.calls for h in by_name.get(name, ())]
+        compares = own.compares + sum(h.compares for h in near)
+        reads = own.reads + sum(h.reads for h in near)
+        if own.loops and reads >= 2:
+            worth.add(function.qual)
+        elif compares and (own.loops or own.repeats) and (reads or own.calls & _PAIRS or _objects(module, function)):
+            worth.add(function.qual)
+        elif compares >= 2 and reads >= 4:  # a walk written out by hand
             worth.add(function.qual)
     return worth
 
 
-def _zips(calls: set[str]) -> bool:
-    return bool(calls & {"zip", "cumprod", "eq", "nonzero"})
-
-
-def _object_reads(module: Module, function: Function, asked: bool) -> bool:
-    """Attributes of something that a loop or a parameter hands out: linked nodes."""
-    if not asked:
-        return False
+def _objects(module: Module, function: Function) -> bool:
+    """Attributes of something: linked nodes, perhaps."""
     return any(type(n) is ast.Attribute for n in module.tour[function.first : function.last])

@@ -71,6 +71,8 @@ class Judge:
                 continue
             seen.add(number)
             node = self.nodes[number]
+            if node.kind == "affine":
+                continue
             if node.kind in ("read", "iter"):
                 found.append(number)
                 if node.kind == "read" and not node.name.startswith("."):
@@ -283,7 +285,7 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
     phis = {n for n in part if nodes[n].kind == "phi"}
     for link, _ in links:
         index = frozenset(t for t, how in nodes[link].edges if how == I)
-        for read in look.top_reads(index):
+        for read in _direct_reads(look, index):
             if read == link or nodes[read].name in written or nodes[read].name == nodes[link].name or nodes[read].name.startswith("."):
                 continue
             if _depends(look, read, part) and not phis.isdisjoint(reaches(nodes, [read], _DI)):
@@ -291,6 +293,23 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
                 if not phis.isdisjoint(others) and nodes[read].kind == "read":
                     return link
     return None
+
+
+def _direct_reads(look: Judge, value: Value) -> list[int]:
+    """The reads that a value is made of without going through a container that the loop fills."""
+    found: list[int] = []
+    seen: set[int] = set()
+    todo = list(value)
+    while todo:
+        number = todo.pop()
+        if number in seen or look.nodes[number].kind in ("upd", "affine", "iter"):
+            continue
+        seen.add(number)
+        if look.nodes[number].kind == "read":
+            found.append(number)
+        else:
+            todo += [t for t, how in look.nodes[number].edges if how == D]
+    return found
 
 
 def _both(look: Judge, cmp: int) -> set[str]:
@@ -528,10 +547,9 @@ def _paths(look: Judge) -> list[Walk]:
             prefix = [i for i in under if nodes[i].kind == "call" and nodes[i].name in _PREFIX]
             for first in prefix:
                 verdicts = [c for c in look.cmps if c in reaches(nodes, [first], _D) and nodes[c].name in _EQ | {"Lt", "Gt", "LtE", "GtE"}]
-                verdicts = [c for c in verdicts if look.two_streams(c)]
-                if verdicts:
-                    weak = best.name in ("max", "sort", "sorted") and not _used_as_index(look, best)
-                    return [_walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]), weak)]
+                verdicts = [c for c in verdicts if look.two_streams(c, 0)]
+                if verdicts and (best.name in ("argmax", "argsort", "topk") or _used_as_index(look, best)):
+                    return [_walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]))]
     return []
 
 
@@ -728,6 +746,9 @@ def _stops(look: Judge, loop: int, cmp: int) -> bool:
             back = reaches(nodes, [t for t, how in nodes[phi].edges if t > phi], frozenset({D, P}))
             if cmp in back and _is_flag(look, phi, loop):
                 return True
+    here = flow.loops[loop]
+    if any(n.kind == "sel" and (cmp, P) in n.edges and not here.var.isdisjoint(_plain(look, frozenset(t for t, how in n.edges if how == D))) for n in nodes):
+        return True  # the last position that passed is kept
     return any(
         look.inside(w.loop, loop) and w.mask and cmp in reaches(nodes, w.mask, frozenset({D, P})) for w in flow.writes
     )  # fmt: skip
@@ -754,7 +775,7 @@ def _chain_vectors(look: Judge) -> list[Walk]:
         if node.kind != "call" or node.name not in _PREFIX | _FIRST:
             continue
         below = reaches(nodes, [t for t, how in node.edges if how == D], _D)
-        verdicts = [c for c in look.cmps if c in below and look.two_streams(c)]
+        verdicts = [c for c in look.cmps if c in below and look.two_streams(c, 0)]
         if not verdicts:
             continue
         if node.name in _PREFIX:
