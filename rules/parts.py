@@ -44,19 +44,19 @@ def parts(source: bytes) -> tuple[Part, ...]:
     """Every outermost function of a file, methods of (nested) classes included; functions within functions belong to the outer one."""
     lines = source.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
 
-    def walk(body: list[ast.stmt], owner: str) -> Iterator[Part]:
+    def within(body: list[ast.stmt], owner: str) -> Iterator[Part]:
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 last = node.end_lineno or node.lineno
                 yield Part(node.name, owner, first, last, "\n".join(lines[first - 1 : last]) + "\n")
             elif isinstance(node, ast.ClassDef):
-                yield from walk(node.body, node.name)
+                yield from within(node.body, node.name)
             elif isinstance(node, (ast.If, ast.Try, ast.With)):
                 for inner in ("body", "orelse", "finalbody"):
-                    yield from walk(getattr(node, inner, []), owner)
+                    yield from within(getattr(node, inner, []), owner)
 
-    return tuple(walk(tree_of(source).body, ""))
+    return tuple(within(tree_of(source).body, ""))
 
 
 def holding(source: bytes, *words: str) -> list[Part]:
@@ -91,18 +91,27 @@ def text_of(node: cst.CSTNode) -> str:
     return " ".join(cst.Module(body=[]).code_for_node(node).split())
 
 
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The node and all under it (several times faster than ``matchers.findall``, which visits)."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += node.children
+
+
 def names_in(node: cst.CSTNode) -> set[str]:
     """Every plain name and attribute name that occurs under a libcst node."""
-    import libcst.matchers as m
+    import libcst as cst
 
-    return {found.value for found in m.findall(node, m.Name())}  # type: ignore[attr-defined]
+    return {found.value for found in walk(node) if isinstance(found, cst.Name)}
 
 
 def strings_in(node: cst.CSTNode) -> set[str]:
     """Every plain string literal under a libcst node."""
-    import libcst.matchers as m
+    import libcst as cst
 
-    return {str(found.evaluated_value) for found in m.findall(node, m.SimpleString())}  # type: ignore[attr-defined]
+    return {str(found.evaluated_value) for found in walk(node) if isinstance(found, cst.SimpleString)}
 
 
 def place(part: Part, kind: str, lines: tuple[int, int] | None = None, **more: Any) -> dict[str, Any]:
@@ -113,28 +122,39 @@ def place(part: Part, kind: str, lines: tuple[int, int] | None = None, **more: A
 
 def guards(function: cst.FunctionDef, node: cst.CSTNode) -> list[cst.BaseExpression]:
     """The tests of every ``if``, ``elif`` and conditional expression that ``node`` stands under, outermost first."""
-    import libcst as cst
-
-    found: list[cst.BaseExpression] = []
-
-    def down(at: cst.CSTNode, tests: list[cst.BaseExpression]) -> bool:
-        if at is node:
-            found.extend(tests)
-            return True
-        if isinstance(at, (cst.If, cst.IfExp)):
-            for child in at.children:
-                if down(child, tests if child is at.test else [*tests, at.test]):
-                    return True
-            return False
-        return any(down(child, tests) for child in at.children)
-
-    down(function, [])
-    return found
+    return _tests(function).get(id(node), [])
 
 
 def influences(function: cst.FunctionDef, nodes: list[cst.CSTNode]) -> set[str]:
     """Names and string literals that decide the value of ``nodes``: their own, then those of whatever was assigned to these names in
     the function and of the tests around these assignments."""
+    sources = _sources(function)
+    known: set[str] = set()
+    todo: set[str] = set().union(*(names_in(n) | strings_in(n) for n in nodes)) if nodes else set()
+    while todo:
+        known |= todo
+        todo = set().union(*(sources.get(name, set()) for name in todo)) - known
+    return known
+
+
+# One function is asked many times in a row; its tree is alive as long as it is the key.
+@lru_cache(maxsize=4)
+def _tests(function: cst.FunctionDef) -> dict[int, list[cst.BaseExpression]]:
+    import libcst as cst
+
+    found: dict[int, list[cst.BaseExpression]] = {}
+    todo: list[tuple[cst.CSTNode, list[cst.BaseExpression]]] = [(function, [])]
+    while todo:
+        node, tests = todo.pop()
+        found[id(node)] = tests
+        inner = [*tests, node.test] if isinstance(node, (cst.If, cst.IfExp)) else tests
+        todo += [(child, tests if inner is not tests and child is node.test else inner) for child in node.children]  # type: ignore[attr-defined]
+    return found
+
+
+@lru_cache(maxsize=4)
+def _sources(function: cst.FunctionDef) -> dict[str, set[str]]:
+    """local name -> names and strings of what is assigned to it, and of the tests around."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -146,17 +166,12 @@ def influences(function: cst.FunctionDef, nodes: list[cst.CSTNode]) -> set[str]:
         else:
             targets = [assign.target]  # type: ignore[attr-defined]
             value = assign.iter if isinstance(assign, cst.For) else assign.value  # type: ignore[attr-defined]
-        if value is None:
+        names = [target.value for target in targets if isinstance(target, cst.Name)]
+        if value is None or not names:
             continue
         says = names_in(value) | strings_in(value)
         for test in guards(function, assign):
             says |= names_in(test) | strings_in(test)
-        for target in targets:
-            for name in [target.value] if isinstance(target, cst.Name) else []:
-                sources.setdefault(name, set()).update(says)
-    known: set[str] = set()
-    todo = set().union(*(names_in(n) | strings_in(n) for n in nodes)) if nodes else set()
-    while todo:
-        known |= todo
-        todo = set().union(*(sources.get(name, set()) for name in todo)) - known
-    return known
+        for name in names:
+            sources.setdefault(name, set()).update(says)
+    return sources
