@@ -21,7 +21,17 @@ from probes import inventory, op_schemas
 MAX_SOURCE = inventory.MAX_SOURCE
 MAX_TOTAL = 24 << 30
 MAX_MEMBERS = 200_000
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, RuntimeError, ValueError)
+_BROKEN = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
 _FORMAT = 2
 
 
@@ -36,8 +46,12 @@ class Wheel:
         try:
             status = path.stat()
         except OSError as error:
-            raise host("no-wheel", f"{path} can't be read", error.strerror or str(error), "give the path of a .whl file") from None
-        key = hashlib.sha256(json.dumps([_FORMAT, str(path.resolve()), inventory.stat_key(status)]).encode()).hexdigest()
+            raise host(
+                "no-wheel", f"{path} can't be read", error.strerror or str(error), "give the path of a .whl file"
+            ) from None
+        key = hashlib.sha256(
+            json.dumps([_FORMAT, str(path.resolve()), inventory.stat_key(status)]).encode()
+        ).hexdigest()
         kept = cache / f"{key}.json"
         try:
             self.data, self.schemas = json.loads(kept.read_bytes())
@@ -70,7 +84,11 @@ def _read_wheel(path: Path) -> tuple[dict[str, Any], dict[str, list[str] | None]
             _check_names(members)
             if len(members) > MAX_MEMBERS or sum(info.file_size for info in members.values()) > MAX_TOTAL:
                 raise ValueError("it would unpack to far more than any wheel holds")
-            texts = {n: archive.read(n).decode("utf-8", "replace") for n, i in members.items() if _is_metadata(n) and i.file_size < MAX_SOURCE}
+            texts = {
+                n: archive.read(n).decode("utf-8", "replace")
+                for n, i in members.items()
+                if _is_metadata(n) and i.file_size < MAX_SOURCE
+            }
         digests: dict[str, tuple[int, str]] = {}
         schemas: dict[str, list[str] | None] = {}
         large = sorted((i.file_size, n) for n, i in members.items() if i.file_size > 1 << 20)
@@ -114,7 +132,12 @@ def _read_through(file: IO[bytes], binary: bool) -> tuple[int, str, list[str] | 
 def of_members(digests: Mapping[str, tuple[int, str]], texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     """An inventory from the members of an archive: name -> (size, sha256), and the texts of its metadata files."""
     if not any(name.startswith("vllm/") for name in digests):
-        raise host("no-vllm", f"there is no vLLM in {path.name}", "no member's name begins with vllm/", "give a wheel of vLLM, or a tarball of a site-packages folder")
+        raise host(
+            "no-vllm",
+            f"there is no vLLM in {path.name}",
+            "no member's name begins with vllm/",
+            "give a wheel of vLLM, or a tarball of a site-packages folder",
+        )
     metadata = sorted({name.split("/")[0] for name in texts if name.split("/")[0].endswith(".dist-info")})
     versions, points, mine = {}, [], ""
     owned: dict[str, set[str]] = {}
@@ -128,9 +151,15 @@ def of_members(digests: Mapping[str, tuple[int, str]], texts: Mapping[str, str],
             if group == "vllm" or group.startswith("vllm."):
                 points.append([group, point, value, name, version])
                 if name != "vllm":
-                    tops = {p.split("/")[0] for p in inventory.parse_record(texts.get(f"{folder}/RECORD", "")) if p.endswith(".py")}
+                    tops = {
+                        p.split("/")[0]
+                        for p in inventory.parse_record(texts.get(f"{folder}/RECORD", ""))
+                        if p.endswith(".py")
+                    }
                     owned.setdefault(name, set()).update(tops | {value.split(":")[0].split(".")[0]})
-    trees = [_tree("vllm", digests, {"vllm"})] + [_tree(f"plugin:{name}", digests, tops - {"vllm"}) for name, tops in sorted(owned.items())]
+    trees = [_tree("vllm", digests, {"vllm"})] + [
+        _tree(f"plugin:{name}", digests, tops - {"vllm"}) for name, tops in sorted(owned.items())
+    ]
     injected = [
         f"{name}: {line.strip()[:300]}" for name, text in sorted(texts.items()) if name.endswith(".pth") for line in text.splitlines()
         if line.startswith("import")
@@ -149,9 +178,17 @@ def of_members(digests: Mapping[str, tuple[int, str]], texts: Mapping[str, str],
 
 
 def _tree(origin: str, digests: Mapping[str, tuple[int, str]], tops: set[str]) -> dict[str, Any]:
-    inside = {name: value for name, value in digests.items() if name.split("/")[0] in tops and "/__pycache__/" not in name and not name.endswith(".pyc")}
+    inside = {
+        name: value
+        for name, value in digests.items()
+        if name.split("/")[0] in tops and "/__pycache__/" not in name and not name.endswith(".pyc")
+    }
     program = {n for n, (size, _) in inside.items() if size > 1 << 20 and "." not in n.rsplit("/", 1)[-1]}
-    files = [[n, size, digest] for n, (size, digest) in sorted(inside.items()) if n.endswith(".py") or inventory.is_binary(n) or n in program]
+    files = [
+        [n, size, digest]
+        for n, (size, digest) in sorted(inside.items())
+        if n.endswith(".py") or inventory.is_binary(n) or n in program
+    ]
     return {"origin": origin, "root": "", "files": files, "failed": [], "others": {}}
 
 
@@ -193,9 +230,13 @@ def read_tarball(path: Path, store: Store) -> tuple[dict[str, Any], dict[str, li
     above = _folder_above(digests)
     cut = len(above)
     data = of_members(
-        {n[cut:]: v for n, v in digests.items() if n.startswith(above)}, {n[cut:]: t for n, t in texts.items() if n.startswith(above)}, path
+        {n[cut:]: v for n, v in digests.items() if n.startswith(above)},
+        {n[cut:]: t for n, t in texts.items() if n.startswith(above)},
+        path,
     )
-    data["trees"][0]["failed"] += [[n[cut:], why] for n, why in refused if n.startswith(f"{above}vllm/") and n.endswith((".py", ".so"))]
+    data["trees"][0]["failed"] += [
+        [n[cut:], why] for n, why in refused if n.startswith(f"{above}vllm/") and n.endswith((".py", ".so"))
+    ]
     return data, schemas
 
 
@@ -221,7 +262,9 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes] | None, int, str]]:
 
 def _folder_above(names: Mapping[str, Any]) -> str:
     """What stands before ``vllm/__init__.py``; the shortest, since a build folder may hold another copy."""
-    found = sorted((name[: -len("vllm/__init__.py")] for name in names if ("/" + name).endswith("/vllm/__init__.py")), key=len)
+    found = sorted(
+        (name[: -len("vllm/__init__.py")] for name in names if ("/" + name).endswith("/vllm/__init__.py")), key=len
+    )
     return found[0] if found else ""
 
 
@@ -234,7 +277,9 @@ def _check_names(names: Mapping[str, Any]) -> None:
 def _is_metadata(name: str) -> bool:
     parts = name.split("/")
     top = parts[-2] if len(parts) > 1 else ""
-    return (top.endswith(".dist-info") and parts[-1] in ("METADATA", "RECORD", "entry_points.txt", "direct_url.json")) or name.endswith(".pth")
+    return (
+        top.endswith(".dist-info") and parts[-1] in ("METADATA", "RECORD", "entry_points.txt", "direct_url.json")
+    ) or name.endswith(".pth")
 
 
 def _name_and_version(folder: str, metadata: str) -> tuple[str, str]:
@@ -251,4 +296,9 @@ def _name_and_version(folder: str, metadata: str) -> tuple[str, str]:
 
 def _broken(path: Path, error: Exception, kind: str) -> DdauditError:
     why = str(error) or type(error).__name__
-    return host(f"broken-{kind}", f"{path.name} is not a readable {kind}", why[:200], "fetch it again, and compare its size with the original's")
+    return host(
+        f"broken-{kind}",
+        f"{path.name} is not a readable {kind}",
+        why[:200],
+        "fetch it again, and compare its size with the original's",
+    )

@@ -52,10 +52,20 @@ def only_one(transport: Transport, hint: str) -> Candidate:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise host("no-vllm", f"no vLLM was found on {transport.name}", "none in the places where environments usually are", hint)
+        raise host(
+            "no-vllm",
+            f"no vLLM was found on {transport.name}",
+            "none in the places where environments usually are",
+            hint,
+        )
     raise choice(transport.name, found)
 
 
 def choice(name: str, found: list[Candidate]) -> DdauditError:
     listed = "; ".join(f"{shown(c.prefix)} (vLLM {c.version})" for c in found)
-    return host("which-venv", f"{len(found)} environments with vLLM on {name}", listed, f"choose one: --venv {shown(found[0].prefix)}")
+    return host(
+        "which-venv",
+        f"{len(found)} environments with vLLM on {name}",
+        listed,
+        f"choose one: --venv {shown(found[0].prefix)}",
+    )

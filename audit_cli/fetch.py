@@ -45,10 +45,17 @@ class Receiver:
             try:
                 piece = self._unpack.decompress(block, _PIECE)
             except zlib.error as error:
-                raise host("bad-answer", "the stream of files is damaged", str(error), "try again: what arrived is kept") from None
+                raise host(
+                    "bad-answer", "the stream of files is damaged", str(error), "try again: what arrived is kept"
+                ) from None
             self._budget -= len(piece)
             if self._budget < 0:
-                raise host("too-much", "the host sent more than it was asked for", "the stream was dropped", "do not trust this host's answers")
+                raise host(
+                    "too-much",
+                    "the host sent more than it was asked for",
+                    "the stream was dropped",
+                    "do not trust this host's answers",
+                )
             self._data += piece
             self._take()
             block = self._unpack.unconsumed_tail
@@ -63,7 +70,12 @@ class Receiver:
                 self.finished = True
                 break
             if number >= len(self._wanted) or (size != UNREADABLE and size > self._wanted[number].size):
-                raise host("bad-answer", "the host sent a file that nobody asked for", "the stream was dropped", "do not trust this host's answers")
+                raise host(
+                    "bad-answer",
+                    "the host sent a file that nobody asked for",
+                    "the stream was dropped",
+                    "do not trust this host's answers",
+                )
             found = self._wanted[number]
             if size == UNREADABLE:
                 self.lost[found.sha256] = "could not be read"
@@ -76,6 +88,8 @@ class Receiver:
                 self._store.put(found.sha256, bytes(self._data[at : at + size]))
             except ValueError:
                 self.lost[found.sha256] = "it changed while the scan ran"
+            except OSError as error:
+                raise disk_full(error) or error from None
             at += size
             self.got += 1
             self._progress(self.got, len(self._wanted))
@@ -83,12 +97,22 @@ class Receiver:
 
 
 def fetch(
-    transport: Transport, python: str, wanted: Sequence[Found], store: Store, progress: Callable[[int, int], None], limits: Limits | None = None
+    transport: Transport,
+    python: str,
+    wanted: Sequence[Found],
+    store: Store,
+    progress: Callable[[int, int], None],
+    limits: Limits | None = None,
 ) -> dict[str, str]:
     """Get ``wanted`` into the store. Returns what could not be had (sha256 -> why). Raises DdauditError; what arrived stays."""
     total = sum(found.size for found in wanted)
     if total > MAX_FETCH:
-        raise host("too-much", f"{total // 2**20} MB of Python to fetch", f"more than {MAX_FETCH // 2**20} MB is no vLLM", "look at --pythonpath and the plugins")
+        raise host(
+            "too-much",
+            f"{total // 2**20} MB of Python to fetch",
+            f"more than {MAX_FETCH // 2**20} MB is no vLLM",
+            "look at --pythonpath and the plugins",
+        )
     nonce = secrets.token_hex(8)
     receiver = Receiver(nonce, wanted, store, progress)
     files = literal([[number, found.place, found.size] for number, found in enumerate(wanted)])
@@ -103,5 +127,10 @@ def disk_full(error: OSError) -> DdauditError | None:
     """The error for people when ``error`` says that there is no room, else None."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = error.filename or "the cache folder"
-        return host("disk-full", "the disk is full", f"writing to {where} failed", "free some space, `ddaudit cache clear`, or set DDAUDIT_CACHE_DIR")
+        return host(
+            "disk-full",
+            "the disk is full",
+            f"writing to {where} failed",
+            "free some space, `ddaudit cache clear`, or set DDAUDIT_CACHE_DIR",
+        )
     return None

@@ -68,7 +68,11 @@ def python_of(transport: Transport, options: Options, local: bool, console: Cons
     if local and not options.container:
         venv = str(Path(venv).expanduser().absolute())
     elif venv.startswith("~"):
-        raise usage(f"--venv {venv} can't be used", "your shell did not expand ~, and the host's is not asked to", "write the whole path")
+        raise usage(
+            f"--venv {venv} can't be used",
+            "your shell did not expand ~, and the host's is not asked to",
+            "write the whole path",
+        )
     if posixpath.basename(venv).startswith("python"):
         return venv
     return posixpath.join(venv, "Scripts/python.exe" if local and sys.platform == "win32" else "bin/python")
@@ -76,7 +80,10 @@ def python_of(transport: Transport, options: Options, local: bool, console: Cons
 
 def _local_default() -> str:
     for place in (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX"), ".venv", "venv"):
-        if place and any(any(Path(place).glob(f"lib/python3*/site-packages/{name}")) for name in ("vllm", "vllm-*.dist-info", "__editable__*vllm*")):
+        if place and any(
+            any(Path(place).glob(f"lib/python3*/site-packages/{name}"))
+            for name in ("vllm", "vllm-*.dist-info", "__editable__*vllm*")
+        ):
             return place
     return ""
 
@@ -96,20 +103,35 @@ def _open(spec: Spec, options: Options, console: Console, transport: Transport, 
     console.phase(f"Taking the inventory of {transport.name}")
     console.detail(f"on {transport.name}: {shlex.quote(python)} -I -B -c ... < probes/inventory.py")
     if local and not Path(python).exists():
-        raise host("no-python", f"there is no Python at {python}", "the folder is not a virtual environment, or it is broken", _GIVE_VENV)
+        raise host(
+            "no-python",
+            f"there is no Python at {python}",
+            "the folder is not a virtual environment, or it is broken",
+            _GIVE_VENV,
+        )
     data = _inventory(spec, options, transport, python, local)
     inventory = parse(data)
     if not inventory.vllm:
         others = [c for c in candidates.find(transport) if posixpath.join(c.prefix, "bin/python") != python]
         why = f"Python {inventory.python.get('version', '')} at {python} finds no package vllm"
-        hint = f"vLLM was found in {', '.join(c.prefix for c in others[:5])}: try --venv {others[0].prefix}" if others else _GIVE_VENV
+        hint = (
+            f"vLLM was found in {', '.join(c.prefix for c in others[:5])}: try --venv {others[0].prefix}"
+            if others
+            else _GIVE_VENV
+        )
         raise host("no-vllm", f"there is no vLLM in that environment on {transport.name}", why, hint)
     target = Target(
-        spec.text, spec.kind, "" if local else transport.name, f"{python} ({inventory.python.get('version', '?')})", inventory.site_packages
+        spec.text,
+        spec.kind,
+        "" if local else transport.name,
+        f"{python} ({inventory.python.get('version', '?')})",
+        inventory.site_packages,
     )
     if local:
         folder = Path(inventory.site_packages)
-        return Opened(target, inventory, local_reader(inventory), local_schemas(inventory, options.cache), folder=folder)
+        return Opened(
+            target, inventory, local_reader(inventory), local_schemas(inventory, options.cache), folder=folder
+        )
     read, lost = _sources(inventory, options, console, transport, python)
 
     def ask_schemas(wanted: list[Found]) -> Any:
@@ -124,7 +146,9 @@ def _inventory(spec: Spec, options: Options, transport: Transport, python: str, 
     asked: dict[str, Any] = {"pythonpath": list(options.pythonpath)}
     if local:
         index = Index(options.cache, f"{python}\0{options.pythonpath}")
-        data, _ = ask(transport, python, ["inventory"], f"take({literal({**asked, 'index': index.known, 'stats': True})})")
+        data, _ = ask(
+            transport, python, ["inventory"], f"take({literal({**asked, 'index': index.known, 'stats': True})})"
+        )
         index.keep(data)
         return data
     # The host reads every file again, but need not send an answer that is here already.
@@ -159,7 +183,12 @@ def _sources(inventory: Inventory, options: Options, console: Console, transport
         size = sum(found.size for found in missing)
         free = shutil.disk_usage(_existing(options.cache)).free
         if free < size + (1 << 20):
-            raise host("disk-full", f"{size >> 20} MB of files to fetch", f"{free >> 20} MB are free for {options.cache}", "free some, or set DDAUDIT_CACHE_DIR")
+            raise host(
+                "disk-full",
+                f"{size >> 20} MB of files to fetch",
+                f"{free >> 20} MB are free for {options.cache}",
+                "free some, or set DDAUDIT_CACHE_DIR",
+            )
         console.phase(f"Fetching {len(missing):,} files ({size / 1e6:.1f} MB) from {transport.name}")
         lost = fetch(transport, python, missing, store, console.progress)
     console.detail(f"{len(missing):,} of {len(inventory.sources):,} files were fetched")

@@ -60,7 +60,9 @@ def parse(data: Any) -> Inventory:
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise host("bad-inventory", "the host's answer makes no sense", str(error)[:200], "see what it says with -vv") from None
+        raise host(
+            "bad-inventory", "the host's answer makes no sense", str(error)[:200], "see what it says with -vv"
+        ) from None
 
 
 def _parse(data: Any) -> Inventory:
@@ -85,15 +87,17 @@ def _parse(data: Any) -> Inventory:
         files=tuple(files),
         failed=tuple(failed),
         record=Record(
-            record["status"] if record["status"] in ("clean", "changed") else "unknown",
-            *(tuple(shown(_text(path)) for path in record[key]) for key in ("changed", "missing", "orphans")),
-            int(record["files"]),
+            status=record["status"] if record["status"] in ("clean", "changed") else "unknown",
+            changed=_texts(record["changed"]),
+            missing=_texts(record["missing"]),
+            orphans=_texts(record["orphans"]),
+            files=int(record["files"]),
         ),
         entry_points=tuple(sorted(points, key=lambda p: (p.distribution, p.group, p.name))),
-        injected=tuple(shown(_text(line)) for line in data["injected"]),
+        injected=_texts(data["injected"]),
         versions={shown(_text(name)): shown(_text(version)) for name, version in data["versions"].items()},
-        copies=tuple(shown(_text(path)) for path in data.get("copies", ())),
-        lacking=tuple(shown(_text(path)) for path in data.get("lacking", ())),
+        copies=_texts(data.get("copies", ())),
+        lacking=_texts(data.get("lacking", ())),
         environment={shown(_text(name)): shown(_text(value)) for name, value in data.get("environment", {}).items()},
         python={shown(_text(name)): shown(_text(value)) for name, value in data.get("python", {}).items()},
     )
@@ -105,6 +109,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(shown(_text(value)) for value in values)
+
+
 def shown(text: str) -> str:
     """``text`` as it can be printed anywhere: no control characters, no bytes that are not UTF-8."""
     if text.isprintable():
@@ -114,17 +122,23 @@ def shown(text: str) -> str:
 
 
 def tree_of(
-    inventory: Inventory, read: Callable[[str], bytes], schemas: Mapping[str, tuple[str, ...] | None], unreadable: Mapping[str, str]
+    inventory: Inventory,
+    read: Callable[[str], bytes],
+    schemas: Mapping[str, tuple[str, ...] | None],
+    unreadable: Mapping[str, str],
 ) -> InstallTree:
     """The install as the rules see it. ``schemas`` is by sha256; ``unreadable`` (sha256 -> why) are files that could not be fetched."""
-    files = [SourceFile(f.path, f.sha256, f.size, f.origin, f.stock) for f in inventory.sources if f.sha256 not in unreadable]
+    files = [
+        SourceFile(f.path, f.sha256, f.size, f.origin, f.stock) for f in inventory.sources if f.sha256 not in unreadable
+    ]
     lost = [(f.path, unreadable[f.sha256]) for f in inventory.sources if f.sha256 in unreadable]
     return InstallTree(
         vllm_version=inventory.versions.get("vllm", ""),
         files=tuple(sorted(files, key=lambda f: (f.origin != "vllm", f.origin, f.path))),
         read=read,
         binaries=tuple(
-            Binary(f.path, f.sha256, f.size, schemas.get(f.sha256) if is_binary(f.path) else None) for f in inventory.binaries
+            Binary(f.path, f.sha256, f.size, schemas.get(f.sha256) if is_binary(f.path) else None)
+            for f in inventory.binaries
         ),
         entry_points=inventory.entry_points,
         record=inventory.record,

@@ -39,8 +39,16 @@ def find(name: str, folder: Path) -> Path:
     if len(found) == 1 or (found and found[-1].stem == name):
         return found[-1]
     if found:
-        raise usage(f"{len(found)} audits begin with {name}", ", ".join(p.stem for p in found[:5]), "write more of the one that you mean")
-    raise usage(f"no audit {name[:100]}", f"it is no file, and none in {folder} begins so", "try `last`, or a .json file that --json made")
+        raise usage(
+            f"{len(found)} audits begin with {name}",
+            ", ".join(p.stem for p in found[:5]),
+            "write more of the one that you mean",
+        )
+    raise usage(
+        f"no audit {name[:100]}",
+        f"it is no file, and none in {folder} begins so",
+        "try `last`, or a .json file that --json made",
+    )
 
 
 def load(path: Path) -> Audit:
@@ -48,4 +56,6 @@ def load(path: Path) -> Audit:
     try:
         return audit_from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise usage(f"{path} is not an audit", str(error)[:200], "give a file that `ddaudit scan --json` wrote") from None
+        raise usage(
+            f"{path} is not an audit", str(error)[:200], "give a file that `ddaudit scan --json` wrote"
+        ) from None

@@ -27,19 +27,40 @@ app = typer.Typer(
 cache_app = typer.Typer(help="What is kept on this machine to make scans fast.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 
-Targets = Annotated[list[str], typer.Argument(metavar="TARGET", help="user@host[:port] | ssh alias | local | pypi:vllm==0.33.0 | wheel:FILE | dir:FOLDER", show_default=False)]
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TARGET",
+        help="user@host[:port] | ssh alias | local | pypi:vllm==0.33.0 | wheel:FILE | dir:FOLDER",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
 Out = Annotated[Optional[Path], typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
 Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
-Rules = Annotated[Optional[list[Path]], typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)]
+Rules = Annotated[
+    Optional[list[Path]], typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)
+]
 Venv = Annotated[str, typer.Option("--venv", help="The environment that runs vLLM: the folder that holds bin/python.")]
-PythonPath = Annotated[Optional[list[str]], typer.Option("--pythonpath", help="A folder that PYTHONPATH adds where vLLM runs (repeatable).")]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say what is run where; twice: tracebacks too.")]
+PythonPath = Annotated[
+    Optional[list[str]],
+    typer.Option("--pythonpath", help="A folder that PYTHONPATH adds where vLLM runs (repeatable)."),
+]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Say what is run where; twice: tracebacks too.")
+]
 Identity = Annotated[str, typer.Option("--identity", "-i", help="SSH: a private key file.")]
 SshConfig = Annotated[str, typer.Option("--ssh-config", "-F", help="SSH: another configuration file.")]
-HostKey = Annotated[str, typer.Option("--host-key", metavar="SHA256:...", help="SSH: accept the host key with this fingerprint for this run.")]
+HostKey = Annotated[
+    str,
+    typer.Option(
+        "--host-key", metavar="SHA256:...", help="SSH: accept the host key with this fingerprint for this run."
+    ),
+]
 Backend = Annotated[str, typer.Option("--ssh-backend", help="SSH: paramiko, or openssh (the system's ssh).")]
-Container = Annotated[str, typer.Option("--container", metavar="[podman:]NAME", help="Look inside this container of the target.")]
+Container = Annotated[
+    str, typer.Option("--container", metavar="[podman:]NAME", help="Look inside this container of the target.")
+]
 Sudo = Annotated[bool, typer.Option("--sudo", help="Run the inventory as root on the target (sudo -n).")]
 
 
@@ -89,7 +110,11 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -103,7 +128,12 @@ def scan(
     redact: Redact = False,
     rules: Rules = None,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Leave the live probes out.")] = False,
-    fail_on: Annotated[Optional[list[str]], typer.Option("--fail-on", metavar="ID=OUTCOME", help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable).")] = None,
+    fail_on: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--fail-on", metavar="ID=OUTCOME", help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable)."
+        ),
+    ] = None,
     identity: Identity = "",
     ssh_config: SshConfig = "",
     host_key: HostKey = "",
@@ -122,7 +152,9 @@ def scan(
     if ssh_backend not in ("paramiko", "openssh"):
         raise DdauditError("usage", f"--ssh-backend {ssh_backend} is not known", "", "paramiko or openssh")
     console = Console(verbose, quiet=as_json and not sys.stderr.isatty() and not verbose)
-    options = Options(paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend, container, sudo)
+    options = Options(
+        paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend, container, sudo
+    )
     conditions = [fails(text) for text in fail_on or ()]
     if len(targets) > 1:
         raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
@@ -159,7 +191,9 @@ def cache_info(as_json: Json = False) -> int:
 
 
 @cache_app.command("clear")
-def cache_clear(wheels: Annotated[bool, typer.Option("--wheels", help="Remove the fetched wheels too.")] = False) -> int:
+def cache_clear(
+    wheels: Annotated[bool, typer.Option("--wheels", help="Remove the fetched wheels too.")] = False,
+) -> int:
     """Remove everything that can be made again. Kept audits stay."""
     from audit_cli import caches
 
@@ -168,12 +202,12 @@ def cache_clear(wheels: Annotated[bool, typer.Option("--wheels", help="Remove th
 
 @cache_app.command("warm")
 def cache_warm(
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET", help="Releases or wheels: pypi:vllm==0.33.0, wheel:FILE")],
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET", help="Releases or wheels: pypi:vllm==0.33.0, wheel:FILE")
+    ],
     verbose: Verbose = 0,
 ) -> int:
     """Read these releases now, so that scans of hosts that run them are instant."""
     from audit_cli import caches
 
     return caches.warm(targets, Console(verbose))
-
-

@@ -64,7 +64,12 @@ def open_target(spec: Spec, options: Options, console: Console) -> Opened:
 
         opened = open_host(spec, options, console)
     if not any(found.origin == "vllm" and found.path.endswith(".py") for found in opened.inventory.files):
-        raise host("no-vllm", f"there is no vLLM in {spec.text}", "the folder holds no Python file of it", "name another venv or folder")
+        raise host(
+            "no-vllm",
+            f"there is no vLLM in {spec.text}",
+            "the folder holds no Python file of it",
+            "name another venv or folder",
+        )
     return opened
 
 
@@ -91,20 +96,27 @@ def _open_dir(spec: Spec, options: Options, console: Console) -> Opened:
     console.phase(f"Reading {path.name}")
     if path.is_file():
         store = Store(options.cache / "files")
-        data, schemas = read_tarball(path, store)
-        return Opened(Target(spec.text, "dir"), parse(data), store.get, _tuples(schemas))
+        data, found = read_tarball(path, store)
+        return Opened(Target(spec.text, "dir"), parse(data), store.get, _tuples(found))
     for folder in (path, *path.glob("lib/python3*/site-packages"), path.parent):
         if (folder / "vllm" / "__init__.py").is_file():
             break
     else:
-        raise host("no-vllm", f"there is no vLLM in {path}", "no vllm/__init__.py there", "give the folder that holds vllm/, usually site-packages")
+        raise host(
+            "no-vllm",
+            f"there is no vLLM in {path}",
+            "no vllm/__init__.py there",
+            "give the folder that holds vllm/, usually site-packages",
+        )
     folder = folder.resolve()
     index = Index(options.cache, str(folder))
     data = probe.of_folder(str(folder), index.known)
     index.keep(data)
     inventory = parse(data)
     schemas = local_schemas(inventory, options.cache)
-    return Opened(Target(spec.text, "dir", site_packages=str(folder)), inventory, local_reader(inventory), schemas, folder=folder)
+    return Opened(
+        Target(spec.text, "dir", site_packages=str(folder)), inventory, local_reader(inventory), schemas, folder=folder
+    )
 
 
 def local_reader(inventory: Inventory) -> Callable[[str], bytes]:
@@ -142,7 +154,11 @@ def schemas_of(
         answer = ask(list(wanted.values()))
         for sha256, binary in wanted.items():
             schemas = answer.get(binary.place)
-            found[sha256] = None if schemas is None else tuple(str(text)[: op_schemas.MAX_SCHEMA * 2] for text in schemas[: op_schemas.MAX_SCHEMAS])
+            found[sha256] = (
+                None
+                if schemas is None
+                else tuple(str(text)[: op_schemas.MAX_SCHEMA * 2] for text in schemas[: op_schemas.MAX_SCHEMAS])
+            )
             if schemas is not None:
                 write_atomic(_schema_file(cache, sha256), json.dumps(found[sha256]).encode())
     return found

@@ -16,7 +16,9 @@ _OUTCOMES = ("yes", "no", "partial", "unknown", "n/a")
 _PATHS = ("native", "standalone", "retrain", "chain", "none")
 
 
-def show(audit: Audit, console: Console, *, as_json: bool, out: Path | None, redact: bool, saved: Path | None = None) -> None:
+def show(
+    audit: Audit, console: Console, *, as_json: bool, out: Path | None, redact: bool, saved: Path | None = None
+) -> None:
     """Print, or write to ``out``. The three lines of the answer go to stderr, unless the report that begins with them goes to a terminal."""
     if redact:
         from reports.redact import redact as without_names
@@ -43,7 +45,9 @@ def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> N
 
     for line in lines(audit):
         console.say(line)
-    console.say(f"report: {out}" if out else f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again")
+    console.say(
+        f"report: {out}" if out else f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again"
+    )
 
 
 def fails(text: str) -> Callable[[Audit], bool]:
@@ -52,7 +56,11 @@ def fails(text: str) -> Callable[[Audit], bool]:
     if id == "path" and wanted in _PATHS:
         return lambda audit: audit.recommendation.path == wanted
     if not equals or wanted not in _OUTCOMES:
-        raise usage(f"--fail-on {text[:100]} says nothing", "", f"write ID=OUTCOME with one of {', '.join(_OUTCOMES)}, or path={'|'.join(_PATHS)}")
+        raise usage(
+            f"--fail-on {text[:100]} says nothing",
+            "",
+            f"write ID=OUTCOME with one of {', '.join(_OUTCOMES)}, or path={'|'.join(_PATHS)}",
+        )
     if id not in VERDICT_IDS:
         raise usage(f"--fail-on: there is no answer {id[:60]}", "", f"one of {', '.join(VERDICT_IDS)}")
 

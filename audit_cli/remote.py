@@ -30,14 +30,25 @@ MAX_ANSWER = 256 << 20
 
 def script(nonce: str, seconds: float, names: Sequence[str], call: str) -> bytes:
     """The text to send: the modules of ``probes`` named, one after the other, then ``call``."""
-    parts = [importlib.resources.files("probes").joinpath(f"{name}.py").read_text("utf-8") for name in ("frame", *names)]
+    parts = [
+        importlib.resources.files("probes").joinpath(f"{name}.py").read_text("utf-8") for name in ("frame", *names)
+    ]
     future = "from __future__ import annotations\n"
-    body = future + "\n".join(part.replace(future, "") for part in parts) + f"\nend_with_link({int(seconds)})\n{call}\nimport os\nos._exit(0)\n"
+    body = (
+        future
+        + "\n".join(part.replace(future, "") for part in parts)
+        + f"\nend_with_link({int(seconds)})\n{call}\nimport os\nos._exit(0)\n"
+    )
     return (_GATE % {"nonce": nonce, "source": ascii(body)}).encode()
 
 
 def ask(
-    transport: Transport, python: str, names: Sequence[str], call: str, known: Collection[str] = (), limits: Limits = Limits()
+    transport: Transport,
+    python: str,
+    names: Sequence[str],
+    call: str,
+    known: Collection[str] = (),
+    limits: Limits = Limits(),
 ) -> tuple[Any, str]:
     """Run ``answer(nonce, <call>)`` on the host's Python. Returns (value, its sha256); value is None when the sha256 is in ``known``."""
     nonce = secrets.token_hex(8)
@@ -60,7 +71,12 @@ def _open(result: Result, nonce: str, transport: Transport, python: str, known: 
     end = result.out.find(b"\n", start)
     head = result.out[start + len(mark) : end].decode("ascii", "replace").split()
     if head[:1] == ["old"]:
-        raise host("old-python", f"{python} is Python {' '.join(head[1:])}", "the inventory needs 3.8 or newer", "name the venv that runs vLLM with --venv")
+        raise host(
+            "old-python",
+            f"{python} is Python {' '.join(head[1:])}",
+            "the inventory needs 3.8 or newer",
+            "name the venv that runs vLLM with --venv",
+        )
     try:
         length, digest = int(head[0]), head[1]
         body = result.out[end + 1 : end + 1 + length]
@@ -78,22 +94,52 @@ def _open(result: Result, nonce: str, transport: Transport, python: str, known: 
     except (ValueError, IndexError, zlib.error) as error:
         if result.code == LOST:
             raise failed(result, transport, python) from None
-        raise host("bad-answer", f"{transport.name} gave a damaged answer", str(error), "try again; a second time, look with -vv") from None
+        raise host(
+            "bad-answer",
+            f"{transport.name} gave a damaged answer",
+            str(error),
+            "try again; a second time, look with -vv",
+        ) from None
 
 
 def failed(result: Result, transport: Transport, python: str) -> DdauditError:
     """Why a script gave no answer, from what the command said."""
     said = last_line(result.err)
     if result.stopped == "bytes":
-        return host("too-much", f"{transport.name} sent without end", "the answer passed its limit and was dropped", "look at what the login shell prints")
+        return host(
+            "too-much",
+            f"{transport.name} sent without end",
+            "the answer passed its limit and was dropped",
+            "look at what the login shell prints",
+        )
     if result.stopped:
         limit = "it said nothing for a minute" if result.stopped == "idle" else "it passed the time allowed"
-        return host("timeout", f"{transport.name} did not answer in time", limit, "a hanging network mount? try again, or look with -vv")
+        return host(
+            "timeout",
+            f"{transport.name} did not answer in time",
+            limit,
+            "a hanging network mount? try again, or look with -vv",
+        )
     if result.code in (126, 127) or re.search(r"No such file|not found|Permission denied", said):
-        return host("no-python", f"no Python runs at {python} on {transport.name}", said, "name the folder that holds bin/python with --venv")
+        return host(
+            "no-python",
+            f"no Python runs at {python} on {transport.name}",
+            said,
+            "name the folder that holds bin/python with --venv",
+        )
     if result.code == LOST:
-        return host("lost", f"the link to {transport.name} was lost", said or "the command was ended", "try again: what arrived is kept")
-    return host("script-failed", f"the inventory failed on {transport.name}", said or f"exit status {result.code}", "look with -vv")
+        return host(
+            "lost",
+            f"the link to {transport.name} was lost",
+            said or "the command was ended",
+            "try again: what arrived is kept",
+        )
+    return host(
+        "script-failed",
+        f"the inventory failed on {transport.name}",
+        said or f"exit status {result.code}",
+        "look with -vv",
+    )
 
 
 def last_line(err: bytes) -> str:

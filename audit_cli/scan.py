@@ -21,7 +21,9 @@ from reports.model import Audit, Install, Made, Recommendation
 from rules.engine import Judgement, Progress, judge
 
 
-def scan_target(spec: Spec, options: Options, console: Console, extra_rules: Sequence[Path] = (), probe: bool = True) -> Audit:
+def scan_target(
+    spec: Spec, options: Options, console: Console, extra_rules: Sequence[Path] = (), probe: bool = True
+) -> Audit:
     """The audit of one target. Raises DdauditError when there is nothing to judge."""
     start = time.monotonic()
     at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -31,7 +33,9 @@ def scan_target(spec: Spec, options: Options, console: Console, extra_rules: Seq
     return audit
 
 
-def _audit(opened: Opened, options: Options, console: Console, extra_rules: Sequence[Path], at: str, start: float) -> Audit:
+def _audit(
+    opened: Opened, options: Options, console: Console, extra_rules: Sequence[Path], at: str, start: float
+) -> Audit:
     inventory = opened.inventory
     tree = tree_of(inventory, opened.read, opened.schemas, opened.unreadable)
     console.phase(f"Judging {len(tree.files):,} files")
@@ -46,13 +50,19 @@ def _audit(opened: Opened, options: Options, console: Console, extra_rules: Sequ
             from reports.summary import headline
 
             early = Audit(opened.target, install(), step.provisional, made=Made(at, provisional=True))
-            console.say(f"after {time.monotonic() - start:.1f} s: {headline(early)} ({step.done:,} of {step.total:,} files read)")
+            console.say(
+                f"after {time.monotonic() - start:.1f} s: {headline(early)} ({step.done:,} of {step.total:,} files read)"
+            )
 
     try:
         judgement = judge(tree, cache=options.cache / "facts", extra_rules=extra_rules, progress=progress)
     except ValueError as error:
-        raise usage("a rule file can't be used", str(error), "`ddaudit rules show ID` shows what one looks like") from None
-    made = Made(at, round(time.monotonic() - start, 3), judgement.facts, judgement.files_parsed_now, judgement.rules_sha256)
+        raise usage(
+            "a rule file can't be used", str(error), "`ddaudit rules show ID` shows what one looks like"
+        ) from None
+    made = Made(
+        at, round(time.monotonic() - start, 3), judgement.facts, judgement.files_parsed_now, judgement.rules_sha256
+    )
     return Audit(
         target=opened.target,
         install=install(),
@@ -84,9 +94,21 @@ def _notices(inventory: Inventory) -> list[dict[str, Any]]:
     if len(inventory.copies) > 1:
         others = [copy for copy in inventory.copies if copy != inventory.vllm]
         hint = "the first on Python's path is the one in force; remove the others, or pass the same --pythonpath as the service"
-        notices.append({"code": "copies", "message": f"more than one vLLM on the path: {inventory.vllm} is used, not {', '.join(others)}", "hint": hint})
+        notices.append(
+            {
+                "code": "copies",
+                "message": f"more than one vLLM on the path: {inventory.vllm} is used, not {', '.join(others)}",
+                "hint": hint,
+            }
+        )
     for folder in inventory.lacking:
-        notices.append({"code": "no-folder", "message": f"--pythonpath {folder} is not a folder there", "hint": "check the spelling"})
+        notices.append(
+            {
+                "code": "no-folder",
+                "message": f"--pythonpath {folder} is not a folder there",
+                "hint": "check the spelling",
+            }
+        )
     return notices
 
 

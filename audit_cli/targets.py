@@ -10,7 +10,9 @@ from typing import Literal
 from audit_cli.errors import usage
 
 Kind = Literal["ssh", "local", "pypi", "wheel", "dir"]
-_HOST = re.compile(r"(?:(?P<user>[^@\s:/]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<port>\d{1,5}))?")
+_HOST = re.compile(
+    r"(?:(?P<user>[^@\s:/]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<port>\d{1,5}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,11 @@ def parse(text: str) -> Spec:
     kind, colon, rest = text.partition(":")
     if colon and kind in ("pypi", "wheel", "dir"):
         if not rest:
-            raise usage(f"{text} names nothing", "", {"pypi": "try pypi:vllm==0.33.0", "wheel": "give wheel:FILE", "dir": "give dir:SITE_PACKAGES"}[kind])
+            raise usage(
+                f"{text} names nothing",
+                "",
+                {"pypi": "try pypi:vllm==0.33.0", "wheel": "give wheel:FILE", "dir": "give dir:SITE_PACKAGES"}[kind],
+            )
         return Spec(text, kind, rest)  # type: ignore[arg-type]
     match = _HOST.fullmatch(text)
     if match is None or Path(text).exists():

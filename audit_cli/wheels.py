@@ -13,7 +13,11 @@ from audit_cli.errors import DdauditError, host, usage
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.+!_-]+))?")
 #: vLLM's wheels are for Linux; they are read, not installed, so any system can fetch them.
-_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(40, 16, -1)] + ["manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(40, 16, -1)] + [
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+    "linux_x86_64",
+]
 
 
 def wheel_for(requirement: str, folder: Path) -> Path:
@@ -31,9 +35,13 @@ def wheel_for(requirement: str, folder: Path) -> Path:
         _download(requirement, Path(scratch))
         wheels = sorted(Path(scratch).glob("*.whl"))
         if not wheels:
-            raise host("no-wheel", f"no wheel of {requirement}", "pip fetched none", "give a wheel that you have as wheel:FILE")
+            raise host(
+                "no-wheel", f"no wheel of {requirement}", "pip fetched none", "give a wheel that you have as wheel:FILE"
+            )
         target = folder / wheels[0].name
-        if not (target.is_file() and target.stat().st_size == wheels[0].stat().st_size):  # keep the old one's times: its index is keyed by them
+        if not (
+            target.is_file() and target.stat().st_size == wheels[0].stat().st_size
+        ):  # keep the old one's times: its index is keyed by them
             wheels[0].replace(target)
         return target
 
@@ -51,27 +59,62 @@ def cached(name: str, version: str, folder: Path) -> Path | None:
 
 
 def _download(requirement: str, folder: Path) -> None:
-    options = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), "--disable-pip-version-check", "--quiet"]
-    options += ["--python-version", "3.12", "--implementation", "cp", "--abi", "abi3", "--abi", "cp312", "--abi", "none"]
+    options = [
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+        "--disable-pip-version-check",
+        "--quiet",
+    ]
+    options += [
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
+        "--abi",
+        "abi3",
+        "--abi",
+        "cp312",
+        "--abi",
+        "none",
+    ]
     options += [word for platform in _PLATFORMS for word in ("--platform", platform)]
     try:
-        result = subprocess.run([*_pip(), *options, requirement], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        result = subprocess.run(
+            [*_pip(), *options, requirement], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
     except OSError as error:
-        raise host("no-pip", "pip could not be started", str(error), "give a wheel that you have as wheel:FILE") from None
+        raise host(
+            "no-pip", "pip could not be started", str(error), "give a wheel that you have as wheel:FILE"
+        ) from None
     if result.returncode == 0:
         return
     said = [line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.startswith("ERROR")]
-    why = (said[-1] if said else result.stderr.strip().splitlines()[-1] if result.stderr.strip() else "pip said nothing")[:300]
+    why = (
+        said[-1] if said else result.stderr.strip().splitlines()[-1] if result.stderr.strip() else "pip said nothing"
+    )[:300]
     if "No space left" in result.stderr:
         raise _full(folder)
     missing = "No matching distribution" in result.stderr
-    hint = "check the name and version" if missing else "check the network and pip's settings, or give a wheel as wheel:FILE"
+    hint = (
+        "check the name and version"
+        if missing
+        else "check the network and pip's settings, or give a wheel as wheel:FILE"
+    )
     raise host("no-wheel", f"could not fetch {requirement}", why, hint)
 
 
 def _full(folder: Path) -> DdauditError:
     free = shutil.disk_usage(folder).free // 2**20
-    return host("disk-full", "the wheel does not fit on the disk", f"{free} MB are free for {folder.parent}", "free some, or set DDAUDIT_CACHE_DIR")
+    return host(
+        "disk-full",
+        "the wheel does not fit on the disk",
+        f"{free} MB are free for {folder.parent}",
+        "free some, or set DDAUDIT_CACHE_DIR",
+    )
 
 
 def _pip() -> list[str]:
@@ -83,4 +126,6 @@ def _pip() -> list[str]:
     for name, command in (("pip", ["pip"]), ("pip3", ["pip3"]), ("uv", ["uv", "tool", "run", "pip"])):
         if shutil.which(name):
             return command
-    raise host("no-pip", "there is no pip", "it fetches the wheels", "install pip, or give a wheel that you have as wheel:FILE")
+    raise host(
+        "no-pip", "there is no pip", "it fetches the wheels", "install pip, or give a wheel that you have as wheel:FILE"
+    )

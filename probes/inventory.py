@@ -30,7 +30,17 @@ ENVIRONMENT = (
     "VLLM_PLUGINS", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_PRECOMPILED", "VLLM_TARGET_DEVICE",
     "VLLM_SAMPLER", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_TRITON_FLASH_ATTN", "VLLM_BATCH_INVARIANT",
 )  # fmt: skip
-VERSIONS = ("vllm", "torch", "triton", "transformers", "flashinfer-python", "flash-attn", "compressed-tensors", "numpy", "setuptools")
+VERSIONS = (
+    "vllm",
+    "torch",
+    "triton",
+    "transformers",
+    "flashinfer-python",
+    "flash-attn",
+    "compressed-tensors",
+    "numpy",
+    "setuptools",
+)
 #: Written by the installer, not by the release.
 UNPUBLISHED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_build.json", "uv_cache.json")
 
@@ -113,7 +123,9 @@ def stat_key(found: os.stat_result) -> FileStat:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def hash_all(found: List[Tuple[str, str, os.stat_result]], index: Index) -> Iterator[Tuple[str, str, os.stat_result, str, str]]:
+def hash_all(
+    found: List[Tuple[str, str, os.stat_result]], index: Index
+) -> Iterator[Tuple[str, str, os.stat_result, str, str]]:
     """(path, absolute path, stat, sha256, why not) of each. ``index`` saves reading what has the size, times and inode it had."""
 
     def one(item: Tuple[str, str, os.stat_result]) -> Tuple[str, str, os.stat_result, str, str]:
@@ -127,7 +139,9 @@ def hash_all(found: List[Tuple[str, str, os.stat_result]], index: Index) -> Iter
 
     large = [item for item in found if item[2].st_size > 1 << 20]
     with ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1), len(large)))) as pool:
-        later = pool.map(one, large)  # hashing leaves the interpreter's lock, so the large ones run beside the many small ones
+        later = pool.map(
+            one, large
+        )  # hashing leaves the interpreter's lock, so the large ones run beside the many small ones
         for item in found:
             if item[2].st_size <= 1 << 20:
                 yield one(item)
@@ -227,7 +241,14 @@ def root_of_tree(origin: str, root: str, tops: Iterable[str], index: Index) -> D
             files.append([path, status.st_size, digest])
         else:
             others[path] = digest
-    return {"origin": origin, "root": root, "files": sorted(files), "failed": sorted(failed), "others": others, "stats": stats}
+    return {
+        "origin": origin,
+        "root": root,
+        "files": sorted(files),
+        "failed": sorted(failed),
+        "others": others,
+        "stats": stats,
+    }
 
 
 def is_program(path: str, status: os.stat_result) -> bool:
@@ -257,7 +278,13 @@ def compare(record: Dict[str, str], here: Dict[str, str], gone: Iterable[str], t
             missing.append(path)
     orphans = [path for path in here if path.startswith(top + "/") and path not in record]
     status = "changed" if changed or missing or orphans else ("unknown" if unread & set(record) else "clean")
-    return {"status": status, "changed": sorted(changed), "missing": sorted(missing), "orphans": sorted(orphans), "files": compared}
+    return {
+        "status": status,
+        "changed": sorted(changed),
+        "missing": sorted(missing),
+        "orphans": sorted(orphans),
+        "files": compared,
+    }
 
 
 def record_of(metadata: str, tree: Dict[str, Any], top: str = "vllm") -> Tuple[Dict[str, Any], Dict[str, str]]:
@@ -283,7 +310,10 @@ def editable_of(metadata: str) -> str:
         return ""
     url = re.search(r'"url"\s*:\s*"([^"]*)"', text)
     name = os.path.basename(metadata)
-    return "%s: editable install of %s" % (name, re.sub(r"//[^/@]*@", "//", url.group(1)) if url else "an unnamed folder")
+    return "%s: editable install of %s" % (
+        name,
+        re.sub(r"//[^/@]*@", "//", url.group(1)) if url else "an unnamed folder",
+    )
 
 
 def injected_by(path: Iterable[str]) -> Tuple[List[str], List[str]]:
@@ -299,11 +329,15 @@ def injected_by(path: Iterable[str]) -> Tuple[List[str], List[str]]:
                 for line in read_text(os.path.join(folder, name)).splitlines():
                     if line.startswith(("import ", "import\t")):
                         lines.append("%s: %s" % (name, line.strip()[:300]))
-                        modules += re.findall(r"\bimport\s+([A-Za-z_]\w*)", line) + re.findall(r"__import__\(['\"](\w+)", line)
+                        modules += re.findall(r"\bimport\s+([A-Za-z_]\w*)", line) + re.findall(
+                            r"__import__\(['\"](\w+)", line
+                        )
             elif name in ("sitecustomize.py", "usercustomize.py"):
                 lines.append(os.path.join(folder, name))
                 modules.append(name[:-3])
-    standard = getattr(sys, "stdlib_module_names", frozenset(sys.builtin_module_names) | {"os", "sys", "types", "importlib"})
+    standard = getattr(
+        sys, "stdlib_module_names", frozenset(sys.builtin_module_names) | {"os", "sys", "types", "importlib"}
+    )
     return lines, [name for name in dict.fromkeys(modules) if name not in standard]
 
 
@@ -337,7 +371,9 @@ def plugins(dists: List[str], index: Index) -> Tuple[List[List[str]], List[Dict[
                 packages.append(value.split(":")[0].split(".")[0])
         if name and name != "vllm":
             site_packages = os.path.dirname(folder)
-            listed = [path for path in parse_record(read_text(folder + "/RECORD")) if path.endswith(".py") or is_binary(path)]
+            listed = [
+                path for path in parse_record(read_text(folder + "/RECORD")) if path.endswith(".py") or is_binary(path)
+            ]
             tops = {path.split("/")[0] for path in listed if not path.startswith("..")}
             for package in packages:
                 place = where(package)
@@ -353,7 +389,9 @@ def finish(data: Dict[str, Any], stats: bool = False) -> Dict[str, Any]:
     listed = data.pop("listed")
     for tree in data["trees"]:
         mine = tree["origin"] == "vllm"
-        tree["files"] = [[path, size, digest, int(mine and listed.get(path) == digest)] for path, size, digest in tree["files"]]
+        tree["files"] = [
+            [path, size, digest, int(mine and listed.get(path) == digest)] for path, size, digest in tree["files"]
+        ]
         del tree["others"]
         if not stats:
             tree.pop("stats", None)
@@ -377,9 +415,15 @@ def of_folder(folder: str, index: Index) -> Dict[str, Any]:
     for dist in dists:
         name = name_and_version(dist)[0]
         if name in names:
-            listed_by_it = [path for path in parse_record(read_text(dist + "/RECORD")) if path.endswith(".py") or is_binary(path)]
+            listed_by_it = [
+                path for path in parse_record(read_text(dist + "/RECORD")) if path.endswith(".py") or is_binary(path)
+            ]
             tops = {path.split("/")[0] for path in listed_by_it if not path.startswith("..")} - {"vllm"}
-            tops |= {p[2].split(":")[0].split(".")[0] for p in points if p[3] == name and os.path.isdir(os.path.join(folder, p[2].split(":")[0].split(".")[0]))}
+            tops |= {
+                p[2].split(":")[0].split(".")[0]
+                for p in points
+                if p[3] == name and os.path.isdir(os.path.join(folder, p[2].split(":")[0].split(".")[0]))
+            }
             trees.append(root_of_tree("plugin:" + name, folder, sorted(tops - {"vllm"}), index))
     lines, modules = injected_by([folder])
     for module in modules:
@@ -400,7 +444,9 @@ def take(options: Dict[str, Any]) -> Dict[str, Any]:
     extra = [os.path.abspath(os.path.expanduser(folder)) for folder in options.get("pythonpath", ())]
     lacking = [folder for folder in extra if not os.path.isdir(folder)]
     sys.path[:0] = extra
-    if sys.prefix == sys.base_prefix and not site.ENABLE_USER_SITE:  # -I leaves it out, a service that runs this Python doesn't
+    if (
+        sys.prefix == sys.base_prefix and not site.ENABLE_USER_SITE
+    ):  # -I leaves it out, a service that runs this Python doesn't
         user = site.getusersitepackages()
         if os.path.isdir(user):
             sys.path.append(user)
@@ -420,16 +466,33 @@ def take(options: Dict[str, Any]) -> Dict[str, Any]:
     trees += more
     for number, folder in enumerate(extra):
         if os.path.isdir(folder):
-            tops = sorted(name for name in os.listdir(folder) if name != "__pycache__" and not name.endswith((".dist-info", ".egg-info", ".pyc")))
+            tops = sorted(
+                name
+                for name in os.listdir(folder)
+                if name != "__pycache__" and not name.endswith((".dist-info", ".egg-info", ".pyc"))
+            )
             taken = {(tree["root"], top) for tree in trees for top in {row[0].split("/")[0] for row in tree["files"]}}
-            trees.append(root_of_tree("pythonpath:%d" % number, folder, [top for top in tops if (folder, top) not in taken], index))
+            trees.append(
+                root_of_tree(
+                    "pythonpath:%d" % number, folder, [top for top in tops if (folder, top) not in taken], index
+                )
+            )
     lines, modules = injected_by(path)
     for module in modules:
         found = where(module)
-        if found and found[1] != "vllm" and not any(tree["root"] == found[0] and any(r[0].split("/")[0] == found[1] for r in tree["files"]) for tree in trees):
+        if (
+            found
+            and found[1] != "vllm"
+            and not any(
+                tree["root"] == found[0] and any(r[0].split("/")[0] == found[1] for r in tree["files"])
+                for tree in trees
+            )
+        ):
             trees.append(root_of_tree("plugin:" + module, found[0], [found[1]], index))
     lines += [line for line in map(editable_of, dists) if line]
-    copies = sorted({os.path.realpath(folder + "/vllm") for folder in path if os.path.isfile(folder + "/vllm/__init__.py")})
+    copies = sorted(
+        {os.path.realpath(folder + "/vllm") for folder in path if os.path.isfile(folder + "/vllm/__init__.py")}
+    )
     environment = {name: os.environ[name][:300] for name in ENVIRONMENT if name in os.environ}
     if "VLLM_PLUGINS" in environment:
         lines.append("VLLM_PLUGINS=" + environment["VLLM_PLUGINS"])

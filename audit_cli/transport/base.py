@@ -37,7 +37,9 @@ class Transport(Protocol):
 
     name: str
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", limits: Limits = Limits(), sink: Sink | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", limits: Limits = Limits(), sink: Sink | None = None
+    ) -> Result:
         """Run ``argv`` (words, quoted as needed) and wait. Raises DdauditError when the link fails; a command's failure is its code."""
 
     def close(self) -> None: ...

@@ -20,14 +20,26 @@ class Pipe:
     def __init__(self, name: str = "local", wrap: Callable[[Sequence[str]], Sequence[str]] = list) -> None:
         self.name, self._wrap = name, wrap
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", limits: Limits = Limits(), sink: Sink | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", limits: Limits = Limits(), sink: Sink | None = None
+    ) -> Result:
         command = list(self._wrap(argv))
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, bufsize=0
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
             )
         except OSError as error:
-            raise host("not-run", f"could not run {command[0]}", error.strerror or str(error), "is it there, and may you run it?") from None
+            raise host(
+                "not-run",
+                f"could not run {command[0]}",
+                error.strerror or str(error),
+                "is it there, and may you run it?",
+            ) from None
         try:
             return _pump(child, stdin, limits, sink)
         finally:
@@ -55,8 +67,7 @@ def _pump(child: subprocess.Popen[bytes], stdin: bytes, limits: Limits, sink: Si
                 stopped = "idle" if now - heard > limits.idle else "total"
                 break
             for key, _ in selector.select(min(1.0, limits.idle)):
-                stream = key.fileobj
-                if stream is child.stdin:
+                if key.fileobj is child.stdin:
                     rest = _write(child.stdin, rest)
                     if not rest:
                         selector.unregister(child.stdin)
@@ -64,9 +75,9 @@ def _pump(child: subprocess.Popen[bytes], stdin: bytes, limits: Limits, sink: Si
                 block = os.read(key.fd, 1 << 20)
                 heard = time.monotonic()
                 if not block:
-                    selector.unregister(stream)
+                    selector.unregister(key.fileobj)
                     reading -= 1
-                elif stream is child.stderr:
+                elif key.fileobj is child.stderr:
                     err = (err + block)[-MAX_ERR:]
                 elif sink is not None:
                     taken += len(block)
