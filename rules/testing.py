@@ -34,7 +34,7 @@ def tree_from_dir(site_packages: Path, *, pythonpath: Sequence[Path] = ()) -> In
     for number, folder in enumerate(pythonpath):
         for path in sorted(folder.rglob("*.py")):
             files.append(_file(path, folder, f"pythonpath:{number}", where, None))
-    version = next((p.name.split("-")[1].removesuffix(".dist-info") for p in site_packages.glob("vllm-*.dist-info")), "")
+    version = next((p.name.split("-")[1].removesuffix(".dist") for p in site_packages.glob("vllm-*.dist-info")), "")
     ours = [f for f in files if f.origin == "vllm"]
     changed = tuple(f.path for f in ours if f.path in listed and not f.stock)
     orphans = tuple(f.path for f in ours if f.path not in listed)
