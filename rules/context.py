@@ -57,7 +57,7 @@ class ScanContext:
     def evidence(self, file: SourceFile, line: int, end_line: int, symbol: str) -> Evidence:
         end_line = max(line, end_line)
         part = self.lines(file)[line - 1 : min(end_line, line - 1 + _SNIPPET_LINES)]
-        return Evidence(file.path, line, end_line, symbol, file.sha256, "\n".join(part))
+        return Evidence(file.path, line, end_line, symbol, file.sha256, "\n".join(part), file.origin)
 
     @cached_property
     def failed(self) -> tuple[Failed, ...]:
