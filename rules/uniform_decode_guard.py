@@ -42,6 +42,8 @@ def extract(path: str, source: bytes) -> list[Fact]:
     for part in parts(source):
         if wrapping is not None and part.name not in named and part.end_line - part.line < 25 and wrapping.search(part.text):
             found += _decision(part, named)
+    named = {fact["name"] for fact in found}
+    wrapping = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(named)))})\(") if named else None
     for part in parts(source):
         if (_UNIFORM.search(part.text) and "model_runner" in path) or (wrapping is not None and wrapping.search(part.text)):
             found += _calls(part, named)
