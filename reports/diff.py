@@ -26,7 +26,7 @@ _COMPARED = {"verifiers": ("shape", "accepts", "runner", "reachable"), "runner-i
 
 @dataclass(frozen=True)
 class Move:
-    """A verdict that is not what it was. ``files``: those of its evidence that changed, came or went, as (path, how)."""
+    """A verdict that is not what it was. ``files``: those of its evidence that changed, came or went: (path, how)."""
 
     id: str
     before: str  # an outcome, or "not judged"
@@ -170,7 +170,7 @@ def _opening(before: Audit, after: Audit, diff: Diff) -> str:
     path = f"{a} → **{b}**" if a != b else f"still {a}"
     lines.append(
         f"- **Recommended path**: {path}."
-        + (f" {prose(after.recommendation.reasons[0])}." if after.recommendation.reasons else "")
+        + (f" {prose(_capital(after.recommendation.reasons[0]))}." if after.recommendation.reasons else "")
     )
     return "\n".join(lines)
 
@@ -247,3 +247,7 @@ def _name(audit: Audit, other: Audit) -> str:
     """The version, or the target where the versions are the same."""
     version, theirs = audit.install.vllm_version, other.install.vllm_version
     return f"vLLM {version}" if version and version != theirs else audit.target.spec
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
