@@ -45,6 +45,7 @@ class Loop:
     line: int
     end: int
     kind: str  # for while comp rec
+    guarded: bool = False  # inside a try that catches a missing key or index
     var: Value = NONE
     phis: dict[str, int] = field(default_factory=dict)
     exits: list[Value] = field(default_factory=list)  # what decides a break, a return or the while test
@@ -79,6 +80,7 @@ _FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like",
                     "new_full", "set", "dict", "list", "deque", "defaultdict", "isinstance", "hasattr", "type", "print", "super"})  # fmt: skip
 _SELECT = frozenset({"where", "select", "masked_fill", "masked_select", "masked_fill_"})
 _MODULES = frozenset({"torch", "np", "numpy", "tl", "jnp", "F", "mx", "cp", "operator", "math", "heapq", "itertools", "triton", "nb", "random"})
+_MISSING = ("KeyError", "IndexError", "LookupError", "StopIteration", "'Exception'")
 _BUILTINS = frozenset(dir(builtins))
 _OPS = {ast.BitAnd: "&", ast.BitOr: "|", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.Add: "+", ast.Sub: "-", ast.BitXor: "^"}
 
@@ -100,6 +102,7 @@ class Flow:
         self.unresolved: set[str] = set()  # functions of other files called inside a loop
         self.loop = -1
         self.under: list[Value] = []
+        self._caught = 0
         self._budget = budget
         self._resolve = resolve
         self._roots: dict[str, int] = {}
@@ -262,7 +265,12 @@ class Flow:
                         self.bind(item.optional_vars, value, env)
                 return self.block(node.body, env)
             case ast.Try():
+                missing = any(h.type is None or any(n in ast.dump(h.type) for n in _MISSING) for h in node.handlers)
+                self._caught += missing
                 ended = self.block(node.body, env)
+                self._caught -= missing
+                if missing and self.loop >= 0:
+                    self.loops[self.loop].guarded = True
                 for handler in node.handlers:
                     branch = dict(env)
                     if not self.block(handler.body, branch):
@@ -343,7 +351,7 @@ class Flow:
 
     def _enter(self, node: ast.AST, kind: str, env: Env) -> None:
         line = getattr(node, "lineno", 0)
-        self.loops.append(Loop(self.loop, line, getattr(node, "end_lineno", line) or line, kind))
+        self.loops.append(Loop(self.loop, line, getattr(node, "end_lineno", line) or line, kind, self._caught > 0))
         self.loop = len(self.loops) - 1
         for name in self._assigned(node):
             start = env.get(name)

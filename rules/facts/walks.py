@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from rules.facts.flow import D, Flow, I, C, P, Value, reaches
 
@@ -22,8 +23,18 @@ _D = frozenset({D})
 _ALL = frozenset({D, I, C, P})
 _EQ = frozenset({"Eq", "NotEq", "In", "NotIn", "Is", "IsNot"})
 _BEST = frozenset({"argmax", "argsort", "topk", "sort", "sorted", "max", "nanargmax", "amax"})
+_LONGEST = 200  # lines of a loop that accepts; longer ones are main loops, and what accepts in them has a loop of its own
 _PREFIX = frozenset({"cumprod", "cummin", "logcumsumexp", "cumulative_and", "cummin_", "cumprod_", "accumulate"})
-_REDUCE = frozenset({"all", "any", "amin", "prod", "min", "sum", "amax", "count_nonzero", "reduce_and", "max"})
+_REDUCE = frozenset({"all", "any", "amin", "prod", "min", "sum", "amax", "count_nonzero", "reduce_and"})
+#: Calls that hand on what they get; a value that goes through any other call is no longer the place that was chased.
+_HANDS_ON = frozenset({
+    "int", "item", "to", "long", "int32", "int64", "view", "reshape", "squeeze", "unsqueeze", "tolist", "list", "tuple", "max", "min",
+    "argmax", "argmin", "sum", "nonzero", "flatnonzero", "argwhere", "where", "any", "all", "first", "flatten", "cat", "stack", "tensor",
+    "as_tensor", "asarray", "array", "clamp", "clone", "contiguous", "detach", "cuda", "expand", "broadcast_to", "repeat", "cast", "type",
+    "type_as", "astype", "maximum", "minimum", "abs", "reversed", "sorted", "deque", "copy", "chain", "searchsorted", "bisect_left",
+    "bucketize", "full", "index", "uint32", "uint64", "Int32", "squeeze_", "ravel", "select", "narrow", "zip", "filter", "map", "set",
+    "append", "extend", "put", "unbind", "split", "pop", "recursion", "next", "iter", "enumerate", "device_put", "block_until_ready",
+})  # fmt: skip
 _FIRST = frozenset({"nonzero", "argmin", "argmax", "argwhere", "flatnonzero", "where"})
 
 
@@ -48,8 +59,24 @@ class Judge:
         self._tops: dict[Value, frozenset[str]] = {}
         self._reads: dict[Value, list[int]] = {}
         self._scc: dict[int, set[int]] | None = None
+        self._below: dict[tuple[frozenset[int], frozenset[int]], frozenset[int]] = {}
 
     # ---- small questions
+
+    def below(self, start: Iterable[int], kinds: frozenset[int]) -> frozenset[int]:
+        """``reaches``, remembered."""
+        key = (frozenset(start), kinds)
+        if key not in self._below:
+            self._below[key] = frozenset(reaches(self.nodes, key[0], kinds))
+        return self._below[key]
+
+    @cached_property
+    def tokens(self) -> dict[int, frozenset[int]]:
+        """reads (0, 1, 2) -> the comparisons of two streams with that many sides read at a place."""
+        found: dict[int, frozenset[int]] = {}
+        for reads in (0, 1, 2):
+            found[reads] = frozenset(c for c in (found[reads - 1] if reads else self.cmps) if self.two_streams(c, reads))
+        return found
 
     def inside(self, loop: int, outer: int) -> bool:
         while loop >= 0:
@@ -104,7 +131,7 @@ class Judge:
         return self._tops[value]
 
     def is_random(self, value: Value) -> bool:
-        return any(n.kind == "call" and "rand" in n.name for n in (self.nodes[i] for i in reaches(self.nodes, value, _D)))
+        return any(n.kind == "call" and "rand" in n.name for n in (self.nodes[i] for i in self.below(value, _D)))
 
     def two_streams(self, cmp: int, reads: int = 1) -> bool:
         """The comparison sets something read from one table against something read from another. Attributes of an object alone are no
@@ -124,7 +151,7 @@ class Judge:
 
     def accepts_ratio(self, cmp: int) -> bool:
         node = self.nodes[cmp]
-        below = [self.nodes[i] for i in reaches(self.nodes, node.left | node.right, _D, 400)]
+        below = [self.nodes[i] for i in self.below(node.left | node.right, _D)]
         if any(n.kind == "call" and "rand" in n.name for n in below):
             return True
         return any((n.kind == "bin" and n.name == "/") or (n.kind == "call" and n.name in ("log", "exp", "log2", "exp2", "div")) for n in below)
@@ -147,6 +174,13 @@ class Judge:
 def _cycles(flow: Flow) -> dict[int, set[int]]:
     """node -> its strongly connected part over D and I edges, for parts that have a cycle (Tarjan, without recursion)."""
     nodes = flow.nodes
+
+    def targets(number: int) -> list[int]:
+        node = nodes[number]
+        if node.kind == "call" and node.name not in _HANDS_ON:
+            return []
+        return [t for t, how in node.edges if how in _DI]
+
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     on: set[int] = set()
@@ -155,7 +189,7 @@ def _cycles(flow: Flow) -> dict[int, set[int]]:
     for start in (p for loop in flow.loops for p in loop.phis.values()):
         if start in index:
             continue
-        work = [(start, iter([t for t, how in nodes[start].edges if how in _DI]))]
+        work = [(start, iter(targets(start)))]
         index[start] = low[start] = len(index)
         stack.append(start)
         on.add(start)
@@ -166,7 +200,7 @@ def _cycles(flow: Flow) -> dict[int, set[int]]:
                     index[target] = low[target] = len(index)
                     stack.append(target)
                     on.add(target)
-                    work.append((target, iter([t for t, how in nodes[target].edges if how in _DI])))
+                    work.append((target, iter(targets(target))))
                     break
                 if target in on:
                     low[number] = min(low[number], index[target])
@@ -221,17 +255,21 @@ def _chase(look: Judge, loop: int) -> list[Walk]:
     if here.kind == "comp":
         return []
     found: list[Walk] = []
+    if here.end - here.line > _LONGEST:
+        return []
     for part in look.components(loop):
         written = look.written(loop)
         links = [
             (a, b) for a in part for b, how in nodes[a].edges
             if how == I and b in part and nodes[a].kind == "read" and nodes[a].name not in written
+            and look.inside(nodes[a].loop, loop) and not _walks_itself(look, a, part)
         ]  # fmt: skip
         if not links:
             continue
+        deciding = _deciding(look, loop, part)
         tables = {nodes[a].name for a, _ in links}
-        streams = _verdicts(look, loop, part, written)
-        keyed = _keyed(look, part, links, written)
+        streams = [s for s in _verdicts(look, loop, part, written) if s[0] in deciding]
+        keyed = next((k for k in _keyed(look, part, links, written) if k in deciding or here.guarded), None)
         if streams:
             strong = [s for s in streams if s[1]]
             cmp = (strong or streams)[0][0]
@@ -239,6 +277,34 @@ def _chase(look: Judge, loop: int) -> list[Walk]:
         elif keyed is not None:
             found.append(Walk("chase", here.line, here.end, nodes[keyed].line, tuple(sorted(tables)), accepts=("greedy",)))
     return found
+
+
+def _deciding(look: Judge, loop: int, part: set[int]) -> set[int]:
+    """What the end of the loop, the next place or a write in the loop depends on as a predicate."""
+    flow, nodes = look.flow, look.nodes
+    starts: set[int] = set()
+    for number, here in enumerate(flow.loops):
+        if look.inside(number, loop):
+            starts.update(*here.exits)
+    for number in part:
+        starts.update(t for t, how in nodes[number].edges if how == P)
+    for write in flow.writes:
+        if look.inside(write.loop, loop):
+            starts |= write.under | write.mask
+    for node in nodes:
+        if node.kind in ("sel", "upd") and look.inside(node.loop, loop):
+            starts.update(t for t, how in node.edges if how == P)
+    return look.below(starts, frozenset({D, C, P}))
+
+
+def _walks_itself(look: Judge, read: int, part: set[int]) -> bool:
+    """The table is the chased value itself (a nested container), and no other table says which element is next."""
+    nodes = look.nodes
+    base = [t for t, how in nodes[read].edges if how == D]
+    if not any(b in part and nodes[b].kind in ("phi", "sel") for b in base):
+        return False
+    index = frozenset(t for t, how in nodes[read].edges if how == I)
+    return not any(nodes[r].kind == "read" and nodes[r].name != nodes[read].name for r in look.top_reads(index))
 
 
 def _verdicts(look: Judge, loop: int, part: set[int], written: set[str]) -> list[tuple[int, bool]]:
@@ -276,10 +342,10 @@ def _depends(look: Judge, read: int, part: set[int]) -> bool:
         return True
     starts = [t for t, how in look.nodes[read].edges if how == I or look.nodes[read].kind == "iter"]
     starts += [t for t, how in look.nodes[read].edges if how == D and look.nodes[t].kind in ("read", "iter", "call", "sel", "bin")]
-    return not part.isdisjoint(reaches(look.nodes, starts, _DI)) if starts else False
+    return not part.isdisjoint(look.below(starts, _DI)) if starts else False
 
 
-def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: set[str]) -> int | None:
+def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: set[str]) -> Iterable[int]:
     """A lookup that is itself the comparison: the next place is read under the token that another table holds at this place."""
     nodes = look.nodes
     phis = {n for n in part if nodes[n].kind == "phi"}
@@ -288,11 +354,10 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
         for read in _direct_reads(look, index):
             if read == link or nodes[read].name in written or nodes[read].name == nodes[link].name or nodes[read].name.startswith("."):
                 continue
-            if _depends(look, read, part) and not phis.isdisjoint(reaches(nodes, [read], _DI)):
-                others = reaches(nodes, (t for t, how in nodes[link].edges if how in (D, I) and t != read), _DI)
+            if _depends(look, read, part) and not phis.isdisjoint(look.below([read], _DI)):
+                others = look.below((t for t, how in nodes[link].edges if how in (D, I) and t != read), _DI)
                 if not phis.isdisjoint(others) and nodes[read].kind == "read":
-                    return link
-    return None
+                    yield link
 
 
 def _direct_reads(look: Judge, value: Value) -> list[int]:
@@ -325,7 +390,7 @@ def _accepts(look: Judge, cmp: int) -> str:
     node = look.nodes[cmp]
     if node.name in _EQ:
         return "greedy"
-    below = {look.nodes[i].name for i in reaches(look.nodes, node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
+    below = {look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
     if below & {"/", "log", "exp", "*", "+", "-"}:
         return "ratio"
     return "other"
@@ -338,7 +403,7 @@ def _by_hand(look: Judge) -> list[Walk]:
     above: dict[int, set[int]] = {}
     for read in reads:
         index = [t for t, how in nodes[read].edges if how == I]
-        below = reaches(nodes, index, _DI)
+        below = look.below(index, _DI)
         above[read] = {r for r in reads if r in below and r != read and nodes[r].name == nodes[read].name}
     deep = {r for r in reads if above[r]}
     if not deep:
@@ -355,7 +420,7 @@ def _by_hand(look: Judge) -> list[Walk]:
         some = {nodes[r].name for r in (*look.top_reads(node.left), *look.top_reads(node.right))}
         if (left or right) and len(some - written) >= 2 and (left | right) - {nodes[r].name for r in chain}:
             hits.append(cmp)
-    places = {frozenset(chain & reaches(nodes, nodes[c].left | nodes[c].right, _DI)) for c in hits}
+    places = {frozenset(chain & look.below(nodes[c].left | nodes[c].right, _DI)) for c in hits}
     if len(places) < 2:
         return []
     lines = [nodes[c].line for c in hits]
@@ -364,7 +429,7 @@ def _by_hand(look: Judge) -> list[Walk]:
 
 def _at(look: Judge, read: int, places: set[int]) -> bool:
     index = [t for t, how in look.nodes[read].edges if how == I]
-    return not places.isdisjoint(reaches(look.nodes, index, _DI))
+    return not places.isdisjoint(look.below(index, _DI))
 
 
 # ---- W3: the search
@@ -389,14 +454,14 @@ def _search(look: Judge, loop: int) -> list[Walk]:
         if not finders:
             continue
         ends = [t for t, how in nodes[phi].edges if how in (D, P)]
-        decided = reaches(nodes, ends, _ALL)
+        decided = look.below(ends, _ALL)
         finders = [c for c in finders if c in decided]
         if not finders:
             continue
         written = look.written(loop)
         for cmp in look.cmps:
             node = nodes[cmp]
-            if cmp in finders or not look.inside(node.loop, loop) or cmp not in decided or not look.two_streams(cmp):
+            if cmp in finders or not look.inside(node.loop, loop) or cmp not in decided or cmp not in look.tokens[1]:
                 continue
             reads = [r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if nodes[r].name not in written]
             finder_tables = set().union(*(_both(look, f) for f in finders))
@@ -429,7 +494,7 @@ def _together(look: Judge, cmp: int, finders: list[int], phi: int) -> bool:
     for node in look.nodes:
         if node.kind in ("sel", "upd", "call", "bin", "phi", "read"):
             kinds = _ALL if node.kind in ("sel", "upd", "phi") else frozenset({D, C})
-            direct = reaches(look.nodes, [t for t, how in node.edges if how in kinds], frozenset({D, P}))
+            direct = look.below([t for t, how in node.edges if how in kinds], frozenset({D, P}))
             if cmp in direct and any(f in direct for f in finders):
                 return True
     return False
@@ -456,7 +521,7 @@ def _parents(look: Judge, loop: int) -> list[Walk]:
                 base, index = set(node.right), list(node.left)
             else:
                 continue
-            if phi not in reaches(nodes, base, _D) or not index:
+            if phi not in look.below(base, _D) or not index:
                 continue
             links = {
                 nodes[r].name for r in look.top_reads(frozenset(index))
@@ -465,7 +530,7 @@ def _parents(look: Judge, loop: int) -> list[Walk]:
             }  # fmt: skip
             if not links:
                 continue
-            back = reaches(nodes, [t for t, how in nodes[phi].edges], frozenset({D, P, C}))
+            back = look.below([t for t, how in nodes[phi].edges], frozenset({D, P, C}))
             if read not in back:
                 continue
             cmp = _token_verdict(look, links, written, loop, back)
@@ -476,7 +541,7 @@ def _parents(look: Judge, loop: int) -> list[Walk]:
 
 
 def _is_of(look: Judge, read: int, phi: int) -> bool:
-    return phi in reaches(look.nodes, [t for t, how in look.nodes[read].edges if how == D], _D)
+    return phi in look.below([t for t, how in look.nodes[read].edges if how == D], _D)
 
 
 def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, back: set[int]) -> int | None:
@@ -484,13 +549,13 @@ def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, b
     nodes = look.nodes
     for cmp in look.cmps:
         node = nodes[cmp]
-        if node.name in ("In", "NotIn") or cmp not in back or not look.two_streams(cmp, 2):
+        if node.name in ("In", "NotIn") or cmp not in back or cmp not in look.tokens[2]:
             continue
         if _both(look, cmp) & written - links:
             continue
         for side in (node.left, node.right):
             for read in look.top_reads(side):
-                index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+                index = look.below([t for t, how in nodes[read].edges if how == I], _DI)
                 names = {nodes[i].name for i in index if nodes[i].kind in ("read", "root", "param", "iter")}
                 if names & links and nodes[read].name not in links:
                     return cmp
@@ -509,20 +574,20 @@ def _jumps(look: Judge) -> list[Walk]:
                 continue
             index = [t for t, how in nodes[read].edges if how == I]
             base = [t for t, how in nodes[read].edges if how == D]
-            made_of = reaches(nodes, base, frozenset({D}))
-            verdicts = [c for c in look.cmps if c in made_of and look.two_streams(c)]
+            made_of = look.below(base, frozenset({D}))
+            verdicts = [c for c in look.tokens[1] if c in made_of]
             if not verdicts or not index:
                 continue
-            at = reaches(nodes, index, _DI)
+            at = look.below(index, _DI)
             affine = all(nodes[i].kind in ("affine", "phi", "fresh") or (nodes[i].kind == "bin" and nodes[i].name in "+-") for i in at)
-            other = reaches(nodes, [t for t, how in node.edges if how == D and t != read], _D)
+            other = look.below([t for t, how in node.edges if how == D and t != read], _D)
             if affine or not any(c in other for c in look.cmps):
                 continue
             links = {nodes[i].name for i in at if nodes[i].kind in ("root", "param", "read")}
             for cmp in verdicts:
                 for side in (nodes[cmp].left, nodes[cmp].right):
                     for r in look.top_reads(side):
-                        below = reaches(nodes, [t for t, how in nodes[r].edges if how == I], _DI)
+                        below = look.below([t for t, how in nodes[r].edges if how == I], _DI)
                         if links & {nodes[i].name for i in below if nodes[i].kind in ("root", "param", "read")}:
                             again = number in made_of or node.loop >= 0 or any(
                                 n.kind == "bin" and n.name in "&*" and i != number and i in made_of for i, n in enumerate(nodes)
@@ -540,14 +605,13 @@ def _paths(look: Judge) -> list[Walk]:
     for best in nodes:
         if best.kind != "call" or best.name not in _BEST - {"amax"}:
             continue
-        below = reaches(nodes, [t for t, how in best.edges if how == D], _D)
+        below = look.below([t for t, how in best.edges if how == D], _D)
         counts = [i for i in below if nodes[i].kind == "call" and nodes[i].name in ("sum", "count_nonzero")]
         for count in counts:
-            under = reaches(nodes, [count], _D)
+            under = look.below([count], _D)
             prefix = [i for i in under if nodes[i].kind == "call" and nodes[i].name in _PREFIX]
             for first in prefix:
-                verdicts = [c for c in look.cmps if c in reaches(nodes, [first], _D) and nodes[c].name in _EQ | {"Lt", "Gt", "LtE", "GtE"}]
-                verdicts = [c for c in verdicts if look.two_streams(c, 0)]
+                verdicts = sorted(look.tokens[0] & look.below([first], _D))
                 if verdicts and (best.name in ("argmax", "argsort", "topk") or _used_as_index(look, best)):
                     return [_walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]))]
     return []
@@ -555,7 +619,7 @@ def _paths(look: Judge) -> list[Walk]:
 
 def _used_as_index(look: Judge, best: object) -> bool:
     number = next(i for i, n in enumerate(look.nodes) if n is best)
-    return any(number in reaches(look.nodes, [t for t, how in n.edges if how == I], _D) for n in look.nodes if n.kind == "read")
+    return any(number in look.below([t for t, how in n.edges if how == I], _D) for n in look.nodes if n.kind == "read")
 
 
 def _path_loops(look: Judge) -> list[Walk]:
@@ -564,7 +628,7 @@ def _path_loops(look: Judge) -> list[Walk]:
     for cmp in look.cmps:
         node = nodes[cmp]
         inner = node.loop
-        if inner < 0 or flow.loops[inner].parent < 0 or not look.two_streams(cmp, 2):
+        if inner < 0 or flow.loops[inner].parent < 0 or cmp not in look.tokens[2]:
             continue
         outer = flow.loops[inner].parent
         rows = [r for side in (node.left, node.right) for r in look.top_reads(side)]
@@ -579,12 +643,12 @@ def _path_loops(look: Judge) -> list[Walk]:
 def _along_a_path(look: Judge, read: int, inner: int, outer: int) -> bool:
     """The place is an element of the outer loop's row: read (or iterated) at the inner position, out of what the outer loop chose."""
     nodes, loops = look.nodes, look.flow.loops
-    index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+    index = look.below([t for t, how in nodes[read].edges if how == I], _DI)
     for step in index:
         node = nodes[step]
         if node.kind not in ("read", "iter") or not look.inside(node.loop, inner):
             continue
-        below = reaches(nodes, [t for t, _ in node.edges], _DI)
+        below = look.below([t for t, _ in node.edges], _DI)
         position = node.kind == "iter" or not loops[inner].var.isdisjoint(below) or bool(set(loops[inner].phis.values()) & below)
         if position and not loops[outer].var.isdisjoint(below):
             return True
@@ -606,7 +670,7 @@ def _keeps_best(look: Judge, outer: int, verdict: int) -> bool:
                     return True
     for best in nodes:
         if best.kind == "call" and best.name in _BEST:
-            below = reaches(nodes, [t for t, how in best.edges if how == D], _ALL)
+            below = look.below([t for t, how in best.edges if how == D], _ALL)
             if verdict in below and not look.inside(best.loop, outer):
                 return True
     return False
@@ -617,48 +681,50 @@ def _keeps_best(look: Judge, outer: int, verdict: int) -> bool:
 
 def _ancestors(look: Judge) -> list[Walk]:
     nodes = look.nodes
-    for best in nodes:
-        if best.kind != "call" or best.name not in _BEST | {"nonzero"}:
+    tokens = frozenset(c for c in look.tokens[0] if nodes[c].name in _EQ)
+    if not tokens:
+        return []
+    for best, chosen in enumerate(nodes):
+        if chosen.kind != "call" or chosen.name not in _BEST | {"nonzero"}:
             continue
-        below = reaches(nodes, [t for t, how in best.edges if how == D], frozenset({D, P, C}))
+        below = look.below([t for t, how in chosen.edges if how == D], frozenset({D, P, C}))
+        if tokens.isdisjoint(below):
+            continue
         for number in below:
             mix = nodes[number]
             masked = mix.kind == "bin" and mix.name in "&|*@"
-            chosen = mix.kind == "sel" and mix.name in ("where", "masked_fill")
-            if not (masked or chosen):
+            picked = mix.kind == "sel" and mix.name in ("where", "masked_fill")
+            if not (masked or picked):
                 continue
             if masked:
                 sides = [mix.left, mix.right] if mix.right else [frozenset({t}) for t in mix.left]
             else:
                 sides = [mix.left, frozenset(t for t, how in mix.edges if how == D)]
             for verdict_side in sides:
-                verdicts = [c for c in look.cmps if c in reaches(nodes, verdict_side, frozenset({D})) and look.two_streams(c)]
-                verdicts = [c for c in verdicts if nodes[c].name in _EQ]
-                others = frozenset().union(*(s for s in sides if s is not verdict_side))
-                matrix = reaches(nodes, others, frozenset({D, C}))
-                if not verdicts or any(c in matrix for c in verdicts):
+                verdicts = sorted(tokens & look.below(verdict_side, _D))
+                if not verdicts:
                     continue
+                matrix = look.below(frozenset().union(*(s for s in sides if s is not verdict_side)), _D)
+                if not tokens.isdisjoint(matrix):
+                    continue
+                cmp = verdicts[0]
                 tables = {nodes[i].name for i in matrix if nodes[i].kind in ("root", "param", "read")}
-                reduced = any(
-                    nodes[r].kind == "call" and nodes[r].name in _REDUCE and number in reaches(nodes, [r], frozenset({D}))
-                    for r in below
-                ) or mix.name == "@"  # fmt: skip
-                if tables - _both(look, verdicts[0]) and reduced and _apart(look, best, number):
-                    cmp = verdicts[0]
-                    gathered = any(nodes[r].kind == "read" for r in (*look.top_reads(nodes[cmp].left), *look.top_reads(nodes[cmp].right)))
-                    return [_walk(look, "ancestors", nodes[cmp].line, best.line, cmp, tables | _both(look, cmp), weak=not gathered)]
+                if tables - _both(look, cmp) and _reduced(look, below, number):
+                    gathered = cmp in look.tokens[1]
+                    return [_walk(look, "ancestors", nodes[cmp].line, chosen.line, cmp, tables | _both(look, cmp), weak=not gathered)]
     return []
 
 
-def _apart(look: Judge, best: object, mix: int) -> bool:
-    """Between the masking and the choice there is a reduction over ancestors, which the choice isn't."""
+def _reduced(look: Judge, below: frozenset[int], mix: int) -> bool:
+    """Between the masking and the choice, a reduction over ancestors: all, any, a product, or a matrix product set against a number."""
     nodes = look.nodes
-    number = next(i for i, n in enumerate(nodes) if n is best)
-    for i, node in enumerate(nodes):
-        if i != number and node.kind == "call" and node.name in _REDUCE and mix in reaches(nodes, [i], frozenset({D})):
-            if i in reaches(nodes, [number], frozenset({D, P, C})):
-                return True
-    return nodes[mix].name == "@" and any(c in reaches(nodes, [number], frozenset({D, P, C})) and mix in reaches(nodes, [c], frozenset({D, C})) for c in look.cmps)
+    for number in below:
+        node = nodes[number]
+        if node.kind == "call" and node.name in _REDUCE and mix in look.below([number], _D):
+            return True
+        if nodes[mix].name == "@" and node.kind == "cmp" and mix in look.below([number], frozenset({D, C})):
+            return True
+    return False
 
 
 # ---- chains
@@ -673,7 +739,7 @@ def _chains(look: Judge) -> list[Walk]:
         deciders: list[int] = []
         for cmp in look.cmps:
             node = nodes[cmp]
-            if not look.inside(node.loop, loop) or not look.two_streams(cmp, 2):
+            if not look.inside(node.loop, loop) or cmp not in look.tokens[2]:
                 continue
             reads = [r for s in (node.left, node.right) for r in look.top_reads(s)]
             at = [r for r in reads if _steps(look, r, loop)]
@@ -697,7 +763,7 @@ def _chain_accepts(look: Judge, cmp: int) -> str:
     node = look.nodes[cmp]
     if node.name in _EQ:
         return "greedy"
-    below = {look.nodes[i].name for i in reaches(look.nodes, node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
+    below = {look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
     return "ratio" if below & {"/", "log", "exp"} else "synthetic" if look.is_random(node.left | node.right) else "other"
 
 
@@ -706,7 +772,7 @@ def _steps(look: Judge, read: int, loop: int) -> bool:
     nodes, here = look.nodes, look.flow.loops[loop]
     if read in here.var:
         return True
-    index = reaches(nodes, [t for t, how in nodes[read].edges if how == I], _DI)
+    index = look.below([t for t, how in nodes[read].edges if how == I], _DI)
     if not here.var.isdisjoint(index):
         return True
     counters = {p for p in here.phis.values() if _counts(look, p)}
@@ -740,17 +806,17 @@ def _stops(look: Judge, loop: int, cmp: int) -> bool:
     for number, here in enumerate(flow.loops):
         if not look.inside(number, loop):
             continue
-        if any(cmp in reaches(nodes, e, frozenset({D, P, C})) for e in here.exits):
+        if any(cmp in look.below(e, frozenset({D, P, C})) for e in here.exits):
             return True
         for phi in here.phis.values():
-            back = reaches(nodes, [t for t, how in nodes[phi].edges if t > phi], frozenset({D, P}))
+            back = look.below([t for t, how in nodes[phi].edges if t > phi], frozenset({D, P}))
             if cmp in back and _is_flag(look, phi, loop):
                 return True
     here = flow.loops[loop]
     if any(n.kind == "sel" and (cmp, P) in n.edges and not here.var.isdisjoint(_plain(look, frozenset(t for t, how in n.edges if how == D))) for n in nodes):
         return True  # the last position that passed is kept
     return any(
-        look.inside(w.loop, loop) and w.mask and cmp in reaches(nodes, w.mask, frozenset({D, P})) for w in flow.writes
+        look.inside(w.loop, loop) and w.mask and cmp in look.below(w.mask, frozenset({D, P})) for w in flow.writes
     )  # fmt: skip
 
 
@@ -758,9 +824,9 @@ def _is_flag(look: Judge, phi: int, loop: int) -> bool:
     """Something in the loop is done or not by this name's value."""
     for node in look.nodes:
         if look.inside(node.loop, loop) and node.kind in ("sel", "upd"):
-            if phi in reaches(look.nodes, [t for t, how in node.edges if how == P], frozenset({D, C})):
+            if phi in look.below([t for t, how in node.edges if how == P], frozenset({D, C})):
                 return True
-    return any(look.inside(w.loop, loop) and phi in reaches(look.nodes, w.under, frozenset({D, C})) for w in look.flow.writes)
+    return any(look.inside(w.loop, loop) and phi in look.below(w.under, frozenset({D, C})) for w in look.flow.writes)
 
 
 def _sinks(look: Judge, loop: int) -> bool:
@@ -774,12 +840,12 @@ def _chain_vectors(look: Judge) -> list[Walk]:
     for number, node in enumerate(nodes):
         if node.kind != "call" or node.name not in _PREFIX | _FIRST:
             continue
-        below = reaches(nodes, [t for t, how in node.edges if how == D], _D)
-        verdicts = [c for c in look.cmps if c in below and look.two_streams(c, 0)]
+        below = look.below([t for t, how in node.edges if how == D], _D)
+        verdicts = sorted(look.tokens[0].intersection(below))
         if not verdicts:
             continue
         if node.name in _PREFIX:
-            summed = any(n.kind == "call" and n.name in ("sum", "argmin", "all", "count_nonzero") and number in reaches(nodes, [i], _D) for i, n in enumerate(nodes))
+            summed = any(n.kind == "call" and n.name in ("sum", "argmin", "all", "count_nonzero") and number in look.below([i], _D) for i, n in enumerate(nodes))
             if not summed:
                 continue
         elif not (look.is_random(nodes[verdicts[0]].left | nodes[verdicts[0]].right) or nodes[verdicts[0]].name in _EQ):
