@@ -143,13 +143,18 @@ TABLE = (
     Row(
         lambda k: k.is_("native-adapter", "yes"),
         "standalone",
-        "a first measurement is wanted, and the standalone engine makes it without touching the server; an adapter "
-        "for this vLLM ({version}) exists for afterwards",
+        "{stages}; a first measurement is wanted, and the standalone engine makes it without touching the server. "
+        "An adapter for this vLLM ({version}) exists for afterwards",
+    ),
+    Row(
+        lambda k: k.is_("native-adapter", "no"),
+        "standalone",
+        "{stages} and no adapter of ours fits it, so a tree can only run beside it: measure there first",
     ),
     Row(
         lambda k: True,
         "standalone",
-        "this vLLM does not verify trees and no adapter fits it, so a tree can only run beside it; measure there first",
+        "{stages}, and whether an adapter fits it was not told (native-adapter: {native_adapter}): measure beside it first",
     ),
 )
 
@@ -245,7 +250,7 @@ def recommend(
 def _more_reasons(known: Known, path: Path) -> tuple[str, ...]:
     reasons = []
     if known.is_("tree-walk", "no"):
-        reasons.append("no verifier here walks a tree: a tree given to this vLLM would be accepted as a chain at best")
+        reasons.append("a tree given to this vLLM as it stands would be accepted as a chain at best")
     if known.is_("tree-walk", "partial"):
         reasons.append("a tree walk is in the code but not in use: see tree-walk for what would switch it on")
     if known.is_("dflash-support", "yes") and path in ("standalone", "chain"):
@@ -304,10 +309,12 @@ def _words(known: Known) -> dict[str, str]:
         for name in ("tree_over_chain", "chain_over_plain", "mtp_over_chain", "break_even")
         for value in [known.ratio(name)]
     }
+    stages = ", ".join(f"{id.removeprefix('tree-')} {known.outcomes.get(id, 'not judged')}" for id in _STAGES)
     return {
         **ratios,
         "batch": str(measured.batch) if measured else "?",
         "misfit": "; ".join(known.drafter_misfit),
+        "stages": "this vLLM does not verify trees" if known.is_("tree-walk", "no") else f"tree verification is not complete in this vLLM ({stages})",
         "native_adapter": known.outcomes.get("native-adapter", "not judged"),
         "version": known.version or "unknown version",
     }

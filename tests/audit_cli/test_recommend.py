@@ -72,7 +72,7 @@ def test_every_row_can_decide() -> None:
     stages = [dict.fromkeys(STAGES, outcome) for outcome in ("yes", "no", "unknown")]
     extras = [
         dict(zip(("native-adapter", "aux-layer-offset"), pair, strict=True))
-        for pair in itertools.product(("yes", "no"), repeat=2)
+        for pair in itertools.product(("yes", "no", "unknown"), repeat=2)
     ]
     deciding = set()
     for stage, extra, speed, misfit in itertools.product(stages, extras, speeds, ((), ("another layout",))):
