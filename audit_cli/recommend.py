@@ -154,7 +154,7 @@ TABLE = (
     Row(
         lambda k: True,
         "standalone",
-        "{stages}, and whether an adapter fits it was not told (native-adapter: {native_adapter}): measure beside it first",
+        "{stages}, and whether an adapter fits it was not told (native-adapter: {native_adapter}): measure first",
     ),
 )
 
@@ -314,7 +314,9 @@ def _words(known: Known) -> dict[str, str]:
         **ratios,
         "batch": str(measured.batch) if measured else "?",
         "misfit": "; ".join(known.drafter_misfit),
-        "stages": "this vLLM does not verify trees" if known.is_("tree-walk", "no") else f"tree verification is not complete in this vLLM ({stages})",
+        "stages": "this vLLM does not verify trees"
+        if known.is_("tree-walk", "no")
+        else f"tree verification is not complete in this vLLM ({stages})",
         "native_adapter": known.outcomes.get("native-adapter", "not judged"),
         "version": known.version or "unknown version",
     }
