@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends import flash_attn
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -115,8 +115,8 @@ class DDTreeImpl(FlashAttentionImpl):
             fa_version=self.vllm_flash_attn_version,
         )
         if attn_metadata.full_seq_lens is not None:
-            flash_attn_varlen_func(out=out, seqused_k=attn_metadata.full_seq_lens, causal=True, **common)
-        context, lse = flash_attn_varlen_func(
+            flash_attn.flash_attn_varlen_func(out=out, seqused_k=attn_metadata.full_seq_lens, causal=True, **common)
+        context, lse = flash_attn.flash_attn_varlen_func(
             seqused_k=attn_metadata.seq_lens,
             causal=False,
             return_softmax_lse=True,

@@ -1,0 +1,384 @@
+"""What the native path must show on a GPU with a real vLLM, one engine per process, all experiments of a phase in it.
+
+    python tests/native/gpu_check.py all OUT --target DIR --drafter DIR --problems HumanEval.jsonl.gz
+
+``make test-gpu`` runs ``all``. Phases: plain, dflash, ddtree (see PHASES); each writes OUT/<name>.json, and ``report``
+compares them: greedy equality with near-tie accounting, acceptance, speed. A phase goes on after a failed experiment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+NEW_TOKENS = 128
+# name -> (method, draft tokens, further engine arguments, experiments)
+PHASES: dict[str, tuple[str | None, int, dict[str, Any], tuple[str, ...]]] = {
+    "plain": (None, 0, {}, ("greedy", "noise", "speed")),
+    "dflash": ("dflash", 15, {}, ("greedy", "speed")),
+    "eager": ("ddtree", 64, {"enforce_eager": True}, ("greedy", "forced", "random", "edges", "sampled")),
+    "sync": ("ddtree", 16, {"enforce_eager": True, "async_scheduling": False}, ("greedy", "forced", "random", "edges")),
+    "tree16": ("ddtree", 16, {}, ("greedy", "speed")),
+    "tree64": ("ddtree", 64, {}, ("greedy", "forced", "random", "edges", "speed", "profile")),
+    "tree32": ("ddtree", 32, {}, ("greedy", "speed")),
+    "tight": ("ddtree", 16, {"num_gpu_blocks_override": 160, "enforce_eager": True}, ("greedy", "edges")),
+}
+
+
+class Run:
+    """One engine and the prompts; every experiment is a method that returns something JSON can hold."""
+
+    def __init__(self, args: argparse.Namespace, name: str) -> None:
+        from vllm import LLM
+
+        self.args, self.name = args, name
+        self.method, self.drafts, extra, self.experiments = PHASES[name]
+        config: dict[str, Any] = {}
+        if self.method is not None:
+            config["speculative_config"] = {
+                "method": self.method,
+                "model": str(args.drafter),
+                "num_speculative_tokens": self.drafts,
+            }
+            if self.method == "ddtree":
+                config["speculative_config"]["unproven"] = True
+        self.texts = prompts(args.problems)
+        config |= dict(
+            model=str(args.target), max_model_len=1024, max_num_seqs=64, max_num_batched_tokens=8192,
+            dtype=os.environ.get("CHECK_DTYPE", "auto"), kv_cache_memory_bytes=3 << 30, gpu_memory_utilization=0.1, disable_log_stats=False, seed=0,
+        )  # fmt: skip
+        self.llm = LLM(**(config | extra))
+        tokenizer = self.llm.get_tokenizer()
+        self.prompts = [
+            {"prompt_token_ids": tokenizer.apply_chat_template(
+                [{"role": "user", "content": t}], add_generation_prompt=True, tokenize=True, return_dict=False)}
+            for t in self.texts
+        ]  # fmt: skip
+
+    def generate(self, prompts: list[Any], tokens: int = NEW_TOKENS, **params: Any) -> list[Any]:
+        from vllm import SamplingParams
+
+        params = {"temperature": 0.0, **params}
+        return self.llm.generate(prompts, SamplingParams(max_tokens=tokens, **params), use_tqdm=False)
+
+    def counters(self) -> dict[str, float]:
+        found = {}
+        for metric in self.llm.get_metrics():
+            if metric.name in ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"):
+                found[metric.name.rsplit(":", 1)[1]] = float(metric.value)
+        return found
+
+    def greedy(self) -> dict[str, Any]:
+        before = self.counters()
+        outputs = self.generate(self.prompts, logprobs=2)
+        after = self.counters()
+        rounds = after.get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
+        accepted = after.get("spec_decode_num_accepted_tokens", 0) - before.get("spec_decode_num_accepted_tokens", 0)
+        gaps = []
+        for o in outputs:
+            ranked = [sorted((v.logprob for v in step.values()), reverse=True) for step in o.outputs[0].logprobs]
+            gaps.append([round(r[0] - r[1], 4) if len(r) > 1 else 99.0 for r in ranked])
+        return {
+            "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+            "gaps": gaps,
+            "chosen": [[round(step[t].logprob, 4) for step, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids)]
+                       for o in outputs],
+            "tau": 1 + accepted / rounds if rounds else None,
+        }  # fmt: skip
+
+    def noise(self) -> dict[str, Any]:
+        """Rounding of this engine: log-probabilities of one text, decoded token by token and read in one pass."""
+        first = self.generate(self.prompts[:16], logprobs=0)
+        worst = []
+        for prompt, out in zip(self.prompts[:16], first, strict=True):
+            ids = list(out.outputs[0].token_ids)
+            whole = self.generate([{"prompt_token_ids": prompt["prompt_token_ids"] + ids}], 1, prompt_logprobs=0)[0]
+            read = whole.prompt_logprobs[-len(ids) :]
+            worst.append(max(abs(r[t].logprob - s[t].logprob)
+                             for r, s, t in zip(read, out.outputs[0].logprobs, ids, strict=True)))  # fmt: skip
+        return {"max": max(worst), "median_of_max": sorted(worst)[len(worst) // 2]}
+
+    def forced(self) -> dict[str, Any]:
+        """Trees that hold the known greedy continuation on a branch among junk: commits of every length and order."""
+        import torch
+
+        from ddtree.native.v1.proposer import DDTreeProposer
+
+        known = {tuple(p["prompt_token_ids"]): o.outputs[0].token_ids
+                 for p, o in zip(self.prompts[:24], self.generate(self.prompts[:24]), strict=True)}  # fmt: skip
+        stock = DDTreeProposer.draft
+        gen = torch.Generator().manual_seed(1)
+
+        def draft(proposer: Any, logits: Any, root: Any) -> Any:
+            """Logits that make the right path a random rank at every depth."""
+            torch.cuda.synchronize()
+            roots = root.tolist()
+            for r, request in enumerate(proposer.runner.input_batch.req_ids):
+                state = proposer.runner.requests[request]
+                want = known.get(tuple(state.prompt_token_ids))
+                if want is None:
+                    continue
+                done = proposer.trees_done(request, roots[r], want)
+                if done is None:
+                    continue
+                for k in range(logits.shape[1]):
+                    if done + k < len(want):
+                        rank = int(torch.randint(0, 3, (), generator=gen))
+                        logits[r, k].fill_(-20.0)
+                        junk = torch.randint(5, 40000, (3,), generator=gen)
+                        logits[r, k, junk.to(logits.device)] = torch.tensor([3.0, 2.0, 1.0]).to(logits)
+                        logits[r, k, want[done + k]] = 3.5 - rank
+            return stock(proposer, logits, root)
+
+        progress: dict[str, int] = {}
+
+        def trees_done(proposer: Any, request: str, root: int, want: Any) -> int | None:
+            """Index in the known continuation that follows the root token; None once an output has left it."""
+            start = progress.get(request, 0)
+            for at in range(start, min(start + 17, len(want))):
+                if want[at] == root and (request not in progress or True):
+                    progress[request] = at + 1
+                    return at + 1
+            return None
+
+        DDTreeProposer.draft, DDTreeProposer.trees_done = draft, trees_done
+        try:
+            before = self.counters()
+            outputs = self.generate(self.prompts[:24])
+            after = self.counters()
+        finally:
+            DDTreeProposer.draft = stock
+        rounds = after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"]
+        accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "tau": 1 + accepted / max(rounds, 1)}
+
+    def random(self) -> dict[str, Any]:
+        """A drafter of noise: whatever it says, the output is plain decoding's."""
+        import torch
+
+        from ddtree.native.v1.proposer import DDTreeProposer
+
+        stock = DDTreeProposer.draft
+        DDTreeProposer.draft = lambda p, logits, root: stock(p, torch.randn_like(logits.float()) * 3, root)
+        try:
+            outputs = self.generate(self.prompts[:32])
+        finally:
+            DDTreeProposer.draft = stock
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+
+    def edges(self) -> dict[str, Any]:
+        """Batch 1, prompts of 1+N tokens and around it, prefix cache warm, stops, max_model_len, mixed batches, chains."""
+        from vllm import SamplingParams
+
+        size = (self.drafts or 15) + 1
+        found: dict[str, Any] = {"batch1": [list(self.generate([p])[0].outputs[0].token_ids) for p in self.prompts[:4]]}
+        long = sum((p["prompt_token_ids"] for p in self.prompts[:12]), [])
+        cut = [{"prompt_token_ids": long[:n]} for n in (1, size - 1, size, size + 1, 2 * size, 900)]
+        found["lengths"] = [list(o.outputs[0].token_ids) for o in self.generate(cut, 48)]
+        found["warm"] = [list(o.outputs[0].token_ids) for o in self.generate(cut, 48)]
+        found["to_the_end"] = [len(o.outputs[0].token_ids)
+                               for o in self.generate([{"prompt_token_ids": long[:900]}], 2000, ignore_eos=True)]  # fmt: skip
+        stop = self.generate(self.prompts[:8], 64, stop=["\n\n"])
+        found["stop"] = [list(o.outputs[0].token_ids) for o in stop]
+        kinds = [
+            SamplingParams(temperature=0, max_tokens=48, min_tokens=8),
+            SamplingParams(temperature=0, max_tokens=48, repetition_penalty=1.2),
+            SamplingParams(temperature=0, max_tokens=48, presence_penalty=0.5, frequency_penalty=0.3),
+            SamplingParams(temperature=0, max_tokens=48, bad_words=["return"]),
+            SamplingParams(temperature=0, max_tokens=48),
+        ]
+        mixed = self.llm.generate(self.prompts[: len(kinds)], kinds, use_tqdm=False)
+        found["mixed"] = [list(o.outputs[0].token_ids) for o in mixed]
+        return found
+
+    def sampled(self) -> dict[str, Any]:
+        """T = 1: distribution of the second and third token of one prompt, to be compared with exact probabilities."""
+        n = 2000
+        outputs = self.generate([self.prompts[3]] * n, 3, temperature=1.0, top_k=8, ignore_eos=True)
+        counts: dict[str, int] = {}
+        for o in outputs:
+            key = " ".join(map(str, o.outputs[0].token_ids))
+            counts[key] = counts.get(key, 0) + 1
+        exact: dict[str, float] = {}
+        tops = self.generate([self.prompts[3]], 1, logprobs=8)[0].outputs[0].logprobs[0]
+        level = [((), 1.0, tops)]
+        for _ in range(3):
+            following = []
+            for prefix, mass, dist in level:
+                top = sorted(dist.items(), key=lambda kv: -kv[1].logprob)[:8]
+                total = sum(2.718281828459045 ** v.logprob for _, v in top)
+                for token, v in top:
+                    following.append(((*prefix, token), mass * 2.718281828459045**v.logprob / total))
+            if len(following[0][0]) == 3:
+                exact = {" ".join(map(str, k)): m for k, m in following}
+                break
+            asks = [{"prompt_token_ids": self.prompts[3]["prompt_token_ids"] + list(k)} for k, _ in following]
+            answers = self.generate(asks, 1, logprobs=8)
+            level = [(k, m, a.outputs[0].logprobs[0]) for (k, m), a in zip(following, answers, strict=True)]
+        likely = sorted(exact.items(), key=lambda kv: -kv[1])[:40]
+        rest = 1 - sum(m for _, m in likely)
+        chi = sum((counts.get(k, 0) - n * m) ** 2 / (n * m) for k, m in likely if n * m >= 5)
+        cells = sum(1 for _, m in likely if n * m >= 5)
+        return {"n": n, "chi2": chi, "cells": cells, "rest_expected": rest,
+                "rest_seen": 1 - sum(counts.get(k, 0) for k, _ in likely) / n}  # fmt: skip
+
+    def speed(self) -> dict[str, Any]:
+        """Tokens per second at batch 1, 8 and 64, greedy, after one warm-up of the same shape."""
+        found: dict[str, Any] = {}
+        for batch, tokens in ((1, 128), (8, 128), (64, 128)):
+            groups = [self.prompts[i : i + batch] for i in range(0, len(self.prompts), batch)][: max(1, 8 // batch)]
+            self.generate(groups[0], 32)
+            before, start, made = self.counters(), time.perf_counter(), 0
+            for group in groups:
+                made += sum(len(o.outputs[0].token_ids) for o in self.generate(group, tokens))
+            seconds = time.perf_counter() - start
+            after = self.counters()
+            rounds = after.get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
+            accepted = after.get("spec_decode_num_accepted_tokens", 0) - before.get("spec_decode_num_accepted_tokens", 0)
+            found[str(batch)] = {
+                "tokens_per_s": round(made / seconds, 1),
+                "tau": round(1 + accepted / rounds, 3) if rounds else None,
+                "ms_per_round": round(seconds / (rounds / batch) * 1e3, 3) if rounds else round(seconds * batch / made * 1e3, 3),
+            }  # fmt: skip
+        return found
+
+    def profile(self) -> dict[str, Any]:
+        """Host waits and the longest kernels of a few decode steps at batch 1."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+            self.generate(self.prompts[:1], 48)
+        torch.cuda.synchronize()
+        events = recorded.key_averages()
+        waits = {e.key: e.count for e in events if "ynchronize" in e.key}
+        kernels = sorted((e for e in events if e.device_type.name == "CUDA"), key=lambda e: -e.self_device_time_total)
+        return {
+            "waits": waits,
+            "kernels": [[e.key[:90], e.count, round(e.self_device_time_total / 1e3, 2)] for e in kernels[:22]],
+            "launches": {e.key: e.count for e in events if "aunch" in e.key},
+        }
+
+
+def prompts(path: Path) -> list[str]:
+    """HumanEval prompts as chat messages."""
+    with gzip.open(path, "rt") as lines:
+        return ["Complete this Python function.\n```python\n" + json.loads(line)["prompt"] + "```" for line in lines]
+
+
+def phase(args: argparse.Namespace, name: str) -> None:
+    started = time.perf_counter()
+    result: dict[str, Any] = {"name": name, "errors": {}}
+    out = args.out / f"{name}.json"
+    try:
+        run = Run(args, name)
+        result["start_s"] = round(time.perf_counter() - started, 1)
+        for experiment in args.only or run.experiments:
+            at = time.perf_counter()
+            try:
+                result[experiment] = getattr(run, experiment)()
+            except Exception:
+                result["errors"][experiment] = traceback.format_exc(limit=-12)
+                print(f"[{name}] {experiment} failed\n{traceback.format_exc(limit=-12)}", flush=True)
+            print(f"[{name}] {experiment}: {time.perf_counter() - at:.1f} s", flush=True)
+            out.write_text(json.dumps(result))
+    except Exception:
+        result["errors"]["start"] = traceback.format_exc(limit=-14)
+        print(f"[{name}] start failed\n{traceback.format_exc(limit=-14)}", flush=True)
+    out.write_text(json.dumps(result))
+
+
+def first_difference(a: list[int], b: list[int]) -> int | None:
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), None if len(a) == len(b) else n)
+
+
+def compare(plain: dict[str, Any], tokens: list[list[int]]) -> dict[str, Any]:
+    """Where outputs leave plain decoding's, with the plain gap there (0 is a tie)."""
+    found = []
+    for i, made in enumerate(tokens):
+        want = plain["tokens"][i][: len(made)] if len(made) < len(plain["tokens"][i]) else plain["tokens"][i]
+        at = first_difference(want, made)
+        if at is not None:
+            gaps = plain["gaps"][i]
+            found.append((i, at, gaps[min(at, len(gaps) - 1)]))
+    return {"differ": len(found), "of": len(tokens), "gaps": sorted((round(g, 4) for *_, g in found), reverse=True)}
+
+
+def report(args: argparse.Namespace) -> None:
+    results = {p.stem: json.loads(p.read_text()) for p in sorted(args.out.glob("*.json"))}
+    plain = results.get("plain", {}).get("greedy")
+    noise = results.get("plain", {}).get("noise")
+    print("rounding of plain vLLM:", noise)
+    for name, result in results.items():
+        print(f"== {name} start {result.get('start_s')} s, errors: {list(result['errors'])}")
+        for experiment in ("greedy", "forced", "random"):
+            if plain and experiment in result and name != "plain":
+                c = compare(plain, result[experiment]["tokens"])
+                tau = result[experiment].get("tau")
+                print(f"   {experiment}: {c['differ']}/{c['of']} differ, tau {tau and round(tau, 3)}, gaps {c['gaps'][:12]}")
+        if "edges" in result and plain:
+            e = result["edges"]
+            b1 = compare(plain, e["batch1"])
+            print(f"   edges: batch1 {b1['differ']}/{b1['of']} {b1['gaps']}, warm==cold {e['warm'] == e['lengths']}, "
+                  f"to_the_end {e['to_the_end']}, lengths {[len(x) for x in e['lengths']]}")  # fmt: skip
+        for experiment in ("speed", "sampled", "profile"):
+            if experiment in result:
+                print(f"   {experiment}: {json.dumps(result[experiment])}")
+        for where, text in result["errors"].items():
+            print(f"   ERROR in {where}: {text.strip().splitlines()[-1][:300]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", help="all, report, or phases separated by commas")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--problems", type=Path)
+    parser.add_argument("--only", type=lambda s: s.split(","), help="experiments, separated by commas")
+    parser.add_argument("--parallel", action="store_true", help="phases at the same time (not for speed)")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for one phase")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    names = list(PHASES) if args.what == "all" else args.what.split(",")
+    if args.what != "report":
+        if len(names) == 1:
+            phase(args, names[0])
+            return 0
+        running = []
+        for name in names:
+            command = [sys.executable, __file__, name, str(args.out), *sys.argv[3:]]
+            command = [c for c in command if c != "--parallel"]
+            log = (args.out / f"{name}.log").open("w")
+            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            running.append((name, child))
+            if not args.parallel:
+                wait(child, args.limit)
+        for name, child in running:
+            wait(child, args.limit)
+    report(args)
+    return 0
+
+
+def wait(child: subprocess.Popen[bytes], seconds: int) -> None:
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
