@@ -1,7 +1,8 @@
 """What ``ddaudit rules list | show ID | test [ID] | new ID`` say: pure functions on rule modules, no terminal in sight.
 
-A rule brings its own examples, miniature installs whose outcome it must give; ``run_examples`` judges them with the same extractors
-and judges as a scan, every rule that comes earlier in the report included, so that a rule may build on another one's answer.
+A rule brings its own examples, miniature installs whose outcome it must give; ``run_examples`` judges them with the
+same extractors and judges as a scan, every rule that comes earlier in the report included, so that a rule may build
+on another one's answer.
 """
 
 from __future__ import annotations
@@ -53,14 +54,21 @@ def list_text(extra: Sequence[Path] = ()) -> str:
     lines = list_rules(extra)
     width = max((len(line.id) for line in lines), default=0)
     return "".join(
-        f"{line.id:<{width}}  {line.question}{'' if line.origin == 'builtin' else f'  ({line.origin})'}\n" for line in lines
+        f"{line.id:<{width}}  {line.question}{'' if line.origin == 'builtin' else f'  ({line.origin})'}\n"
+        for line in lines
     )
 
 
 def show_text(rule_id: str, extra: Sequence[Path] = ()) -> str:
-    """A rule for its user: the question, what it looks for, what would change the answer, its examples. Raises KeyError."""
+    """A rule for its user: the question, what it looks for, what would change the answer, its examples. Raises
+    KeyError."""
     rule = find(rule_id, extra)
-    body = [f"{rule.id}\n{'=' * len(rule.id)}", rule.question, rule.doc.strip(), f"Would change the answer: {rule.changes_if}"]
+    body = [
+        f"{rule.id}\n{'=' * len(rule.id)}",
+        rule.question,
+        rule.doc.strip(),
+        f"Would change the answer: {rule.changes_if}",
+    ]
     examples = [f"  {kind:<7}  {example.outcome:<7}  {example.name}" for kind, example in _examples(rule)]
     body.append("Examples (`ddaudit rules test " + rule.id + "`):\n" + "\n".join(examples))
     body.append(f"Source: {rule.extra.get('path', rule.origin)}")
@@ -80,7 +88,8 @@ def find(rule_id: str, extra: Sequence[Path] = ()) -> Rule:
 
 
 def run_examples(rule_ids: Sequence[str] = (), extra: Sequence[Path] = ()) -> list[ExampleResult]:
-    """Judge the examples of these rules (all when none are named). Raises KeyError for an unknown id, ValueError for a bad rule file."""
+    """Judge the examples of these rules (all when none are named). Raises KeyError for an unknown id, ValueError for
+    a bad rule file."""
     rules = _ordered(load_rules(extra))
     wanted = [find(rule_id, extra).id for rule_id in rule_ids] or [rule.id for rule in rules]
     results = []
@@ -126,7 +135,8 @@ def judge_tree(rule: Rule, tree: InstallTree, before: Sequence[Rule] = ()) -> Ve
 
 @contextmanager
 def example_tree(example: Example) -> Iterator[InstallTree]:
-    """An example as an install. With files of a ``*.dist-info`` folder it is written out and read back, RECORD and all."""
+    """An example as an install. With files of a ``*.dist-info`` folder it is written out and read back, RECORD and
+    all."""
     if not any(fnmatch(path, "*.dist-info/*") for path in example.files):
         yield tree_from_example(example)
         return
@@ -141,7 +151,9 @@ def example_tree(example: Example) -> Iterator[InstallTree]:
 def new_rule(rule_id: str) -> str:
     """The text of a rule file to start from. Raises ValueError for an id that is no lower-case-with-dashes word."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", rule_id):
-        raise ValueError(f"{rule_id!r} is not a rule id: lower case letters, digits and dashes, such as who-writes-positions")
+        raise ValueError(
+            f"{rule_id!r} is not a rule id: lower case letters, digits and dashes, such as who-writes-positions"
+        )
     return _TEMPLATE.replace("<ID>", "ID").replace("RULE-ID", rule_id)
 
 

@@ -1,17 +1,17 @@
-"""DFlash checkpoints name the *outputs* of target layers (``target_layer_ids``), while vLLM captures the stream that *enters* layer i.
-So the ids need +1 before hidden states are captured. Without it the drafter is fed one layer too early: no error, only a lower
-acceptance length (mt-bench 3.92-4.03 instead of 4.11-4.16, vLLM pull request 40727).
+"""DFlash checkpoints name the *outputs* of target layers (``target_layer_ids``), while vLLM captures the stream that
+*enters* layer i. So the ids need +1 before hidden states are captured. Without it the drafter is fed one layer too
+early: no error, only a lower acceptance length (mt-bench 3.92-4.03 instead of 4.11-4.16, vLLM pull request 40727).
 
-The rule finds each function that reads ``target_layer_ids`` out of the drafter's ``dflash_config`` and hands the ids on, and looks
-whether 1 is added on the way. ``len(ids)`` and the like hand nothing on. Checkpoints in speculators format carry
-``eagle_aux_hidden_state_layer_ids`` instead and are not concerned.
+The rule finds each function that reads ``target_layer_ids`` out of the drafter's ``dflash_config`` and hands the ids
+on, and looks whether 1 is added on the way. ``len(ids)`` and the like hand nothing on. Checkpoints in speculators
+format carry ``eagle_aux_hidden_state_layer_ids`` instead and are not concerned.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.parts import Part, guards, holding, names_in, parse, place, strings_in
 from rules.recheck import Recheck
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 ID = "aux-layer-offset"
 QUESTION = "Do a DFlash drafter's target_layer_ids get their +1 before hidden states are captured?"
-CHANGES_IF = "the ids that are read from dflash_config pass (or stop passing) through an addition of 1 before they are returned"
+CHANGES_IF = (
+    "the ids that are read from dflash_config pass (or stop passing) through an addition of 1 before they are returned"
+)
 NEEDLES = (b"target_layer_ids",)
 _KEY = "target_layer_ids"
 
@@ -31,7 +33,6 @@ def extract(path: str, source: bytes) -> list[Fact]:
 
 
 def _reads(part: Part) -> list[Fact]:
-    import libcst as cst
     import libcst.matchers as m
 
     function, lines = parse(part)
@@ -99,7 +100,9 @@ def _follow(function: cst.FunctionDef, reads: list[cst.CSTNode]) -> tuple[set[st
             if value is not None and _mentions(value, carried | elements, reads):
                 targets = [t.target for t in assign.targets] if isinstance(assign, cst.Assign) else [assign.target]  # type: ignore[attr-defined]
                 carried |= {t.value for t in targets if isinstance(t, cst.Name)}
-        for call in m.findall(function, m.Call(func=m.Attribute(value=m.Name(), attr=m.OneOf(m.Name("append"), m.Name("extend"))))):
+        for call in m.findall(
+            function, m.Call(func=m.Attribute(value=m.Name(), attr=m.OneOf(m.Name("append"), m.Name("extend"))))
+        ):
             assert isinstance(call, cst.Call)
             if any(_mentions(a.value, carried | elements, reads) for a in call.args):
                 carried.add(call.func.value.value)  # type: ignore[attr-defined]
@@ -130,15 +133,28 @@ def judge(ctx: Context) -> Verdict:
         runner = "V2" if "/worker/gpu/" in file.path else "V1" if file.origin == "vllm" else file.origin
         evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
         check.lines(file, fact["line"], fact["end_line"])
-        items.append({"runner": runner, "plus_one": fact["plus_one"], "file": file.path, "line": fact["line"], "symbol": fact["symbol"]})
+        items.append(
+            {
+                "runner": runner,
+                "plus_one": fact["plus_one"],
+                "file": file.path,
+                "line": fact["line"],
+                "symbol": fact["symbol"],
+            }
+        )
     if not found:
         support = ctx.verdicts.get("dflash-support")
         if support is not None and support.outcome == "no":
-            return Verdict(ID, "n/a", "this vLLM has no dflash method", scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION)
-        why = "no function that hands target_layer_ids of a dflash_config on was found, so where the ids go can't be told"
+            return Verdict(
+                ID, "n/a", "this vLLM has no dflash method", scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION
+            )
+        why = (
+            "no function that hands target_layer_ids of a dflash_config on was found, so where the ids go can't be told"
+        )
         return Verdict(ID, "unknown", why, "low", scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION)
     good = [item for item in items if item["plus_one"]]
     where = ", ".join(f"{i['runner']} {i['file']}:{i['line']}" for i in (good or items))
+    outcome: Outcome
     if len(good) == len(items):
         outcome, summary = "yes", f"1 is added to the layer ids: {where}"
     elif good:
@@ -146,7 +162,9 @@ def judge(ctx: Context) -> Verdict:
         outcome, summary = "partial", f"1 is added in {where}, but not in {bad}"
     else:
         outcome = "no"
-        summary = f"the layer ids are used as they stand, one layer too early for checkpoints with dflash_config: {where}"
+        summary = (
+            f"the layer ids are used as they stand, one layer too early for checkpoints with dflash_config: {where}"
+        )
     return Verdict(
         ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
         items=tuple(items), **check.done(),
@@ -159,17 +177,46 @@ def _runner(body: str) -> dict[str, str]:
 
 
 VALID = (
-    Example("one is added in a comprehension", _runner("return tuple(i + 1 for i in extra.get('target_layer_ids') or [])"), "yes", items=1),
-    Example("added by map, under another name", _runner("got = extra['target_layer_ids']\nreturn list(map(lambda q: 1 + q, got))"), "yes"),
-    Example("added in a loop", _runner("out = []\nfor x in extra['target_layer_ids']:\n    out.append(x + 1)\nreturn out"), "yes"),
-    Example("added to an array", _runner("ids = np.asarray(extra.get('target_layer_ids'))\nids = ids + 1\nreturn ids.tolist()"), "yes"),
+    Example(
+        "one is added in a comprehension",
+        _runner("return tuple(i + 1 for i in extra.get('target_layer_ids') or [])"),
+        "yes",
+        items=1,
+    ),
+    Example(
+        "added by map, under another name",
+        _runner("got = extra['target_layer_ids']\nreturn list(map(lambda q: 1 + q, got))"),
+        "yes",
+    ),
+    Example(
+        "added in a loop",
+        _runner("out = []\nfor x in extra['target_layer_ids']:\n    out.append(x + 1)\nreturn out"),
+        "yes",
+    ),
+    Example(
+        "added to an array",
+        _runner("ids = np.asarray(extra.get('target_layer_ids'))\nids = ids + 1\nreturn ids.tolist()"),
+        "yes",
+    ),
 )
 INVALID = (
     Example("used as they stand", _runner("ids = extra.get('target_layer_ids')\nreturn tuple(ids)"), "no", items=1),
-    Example("the comment says so, the code doesn't", _runner("# add 1\nids = extra['target_layer_ids']\nreturn [i for i in ids]"), "no"),
-    Example("1 is added to something else", _runner("n = len(extra['target_layer_ids']) + 1\nreturn list(extra['target_layer_ids'])"), "no"),
+    Example(
+        "the comment says so, the code doesn't",
+        _runner("# add 1\nids = extra['target_layer_ids']\nreturn [i for i in ids]"),
+        "no",
+    ),
+    Example(
+        "1 is added to something else",
+        _runner("n = len(extra['target_layer_ids']) + 1\nreturn list(extra['target_layer_ids'])"),
+        "no",
+    ),
     Example("zero is added", _runner("return [i + 0 for i in extra['target_layer_ids']]"), "no"),
-    Example("switched off", _runner("ids = extra['target_layer_ids']\nif False:\n    ids = [i + 1 for i in ids]\nreturn ids"), "no"),
+    Example(
+        "switched off",
+        _runner("ids = extra['target_layer_ids']\nif False:\n    ids = [i + 1 for i in ids]\nreturn ids"),
+        "no",
+    ),
     Example("only counted", _runner("return len(extra['target_layer_ids'])"), "n/a"),
     Example(
         "one runner has it, the other not",

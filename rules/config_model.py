@@ -1,8 +1,10 @@
-"""What an install's configuration code says, as things that rules.interpret can ask: facts from the files, then the objects.
+"""What an install's configuration code says, as things that rules.interpret can ask: facts from the files, then the
+objects.
 
-``config_facts`` keeps, per file, the text of the small functions that decide something (which runner, which speculative method), the
-constants they read, the defaults of configuration fields and of environment variables. ``Configuration`` builds from them the
-``VllmConfig`` of one concrete deployment, so that the code's own conditions can be evaluated on it.
+``config_facts`` keeps, per file, the text of the small functions that decide something (which runner, which
+speculative method), the constants they read, the defaults of configuration fields and of environment variables.
+``Configuration`` builds from them the ``VllmConfig`` of one concrete deployment, so that the code's own conditions
+can be evaluated on it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _LONGEST = 130  # lines: a function that decides one thing is shorter; __post_in
 
 
 def config_facts(source: bytes, wanted: Callable[[str, str], bool]) -> list[Fact]:
-    """Functions of classes (and of the module) for which ``wanted(name, text)``, and every function, constant and module-level name
-    that they mention and that this file defines."""
+    """Functions of classes (and of the module) for which ``wanted(name, text)``, and every function, constant and
+    module-level name that they mention and that this file defines."""
     text = source.decode("utf-8", "replace").replace("\r\n", "\n")
     lines = text.split("\n")
     tree = tree_of(source)
@@ -50,7 +52,9 @@ def config_facts(source: bytes, wanted: Callable[[str, str], bool]) -> list[Fact
             continue
         node = functions[key]
         kept[key] = body(node, _first(node))
-        mentioned = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        mentioned = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} | {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name)
+        }
         named |= mentioned
         todo += [k for k in ((key[0], name) for name in mentioned) if k in functions and _short(functions[k])]
         todo += [k for k in (("", name) for name in mentioned) if k in functions and _short(functions[k])]
@@ -65,7 +69,8 @@ def config_facts(source: bytes, wanted: Callable[[str, str], bool]) -> list[Fact
 
 
 def default_facts(source: bytes, owners: frozenset[str]) -> list[Fact]:
-    """Constant defaults of the annotated fields of some classes: {"kind": "defaults", "owner", "fields"}. ``Field(default=X)`` is X."""
+    """Constant defaults of the annotated fields of some classes: {"kind": "defaults", "owner", "fields"}.
+    ``Field(default=X)`` is X."""
     found = []
     for node in tree_of(source).body:
         if isinstance(node, ast.ClassDef) and node.name in owners:
@@ -75,7 +80,9 @@ def default_facts(source: bytes, owners: frozenset[str]) -> list[Fact]:
                     value: ast.expr | None = item.value
                     if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Field"):
                         value = next((k.value for k in value.keywords if k.arg == "default"), None)
-                    if isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, (bool, int, str))):
+                    if isinstance(value, ast.Constant) and (
+                        value.value is None or isinstance(value.value, (bool, int, str))
+                    ):
                         fields[item.target.id] = value.value
             if fields:
                 found.append({"kind": "defaults", "owner": node.name, "fields": fields})
@@ -83,14 +90,21 @@ def default_facts(source: bytes, owners: frozenset[str]) -> list[Fact]:
 
 
 def environment_facts(source: bytes, variable: str) -> list[Fact]:
-    """The entry of ``variable`` in a table of environment variables: {"kind": "env", "line", "text"} with the lambda's text."""
+    """The entry of ``variable`` in a table of environment variables: {"kind": "env", "line", "text"} with the
+    lambda's text."""
     found = []
     for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == variable and isinstance(value, ast.Lambda):
                     found.append(
-                        {"kind": "env", "name": variable, "line": key.lineno, "end_line": value.end_lineno, "text": ast.unparse(value.body)}
+                        {
+                            "kind": "env",
+                            "name": variable,
+                            "line": key.lineno,
+                            "end_line": value.end_lineno,
+                            "text": ast.unparse(value.body),
+                        }
                     )
     return found
 
@@ -104,7 +118,8 @@ def _first(node: ast.FunctionDef) -> int:
 
 
 class Configuration:
-    """The configuration of one deployment. ``facts`` are those of the functions above with their files; ``where`` finds a line's file."""
+    """The configuration of one deployment. ``facts`` are those of the functions above with their files; ``where``
+    finds a line's file."""
 
     def __init__(self, facts: list[tuple[SourceFile, list[Fact]]]) -> None:
         self.functions: dict[str, dict[str, ast.FunctionDef]] = {}
@@ -137,7 +152,9 @@ class Configuration:
     def interpreter(self, names: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Interpreter:
         """Over this install's module-level functions and constants and ``names``."""
         env = environment or {}
-        return Interpreter({**self.functions.get("", {}), **self.constants, **names}, lambda name, default: env.get(name, default))
+        return Interpreter(
+            {**self.functions.get("", {}), **self.constants, **names}, lambda name, default: env.get(name, default)
+        )
 
 
 def _parsed(fact: Fact) -> ast.FunctionDef:

@@ -1,8 +1,9 @@
-"""Whether the speculative method ``dflash`` (a block-diffusion drafter) is there: the configuration accepts the name, and a runner
-constructs something for it. The summary says which runners.
+"""Whether the speculative method ``dflash`` (a block-diffusion drafter) is there: the configuration accepts the name,
+and a runner constructs something for it. The summary says which runners.
 
-A runner counts when one of its own conditions on the method (``method == "dflash"``, or a predicate of the configuration that says
-the same) leads to the construction of a class that exists. A name in the configuration that no runner acts on is ``partial``.
+A runner counts when one of its own conditions on the method (``method == "dflash"``, or a predicate of the
+configuration that says the same) leads to the construction of a class that exists. A name in the configuration that
+no runner acts on is ``partial``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.parts import Part, parse, parts, place, strings_in, tree_of
 from rules.recheck import Recheck
@@ -22,7 +23,9 @@ CHANGES_IF = 'the configuration takes (or loses) the method "dflash", or a runne
 NEEDLES = (b"dflash",)
 _METHOD = "dflash"
 # What a function must hold for libcst to look at it: a test on the method, and a class that is constructed.
-_BRANCHES = re.compile(r"if .*(== *['\"]dflash['\"]|['\"]dflash['\"] *==|spec\w*(config|cfg)?\.\w+\(\)|config\.\w+\(\))")
+_BRANCHES = re.compile(
+    r"if .*(== *['\"]dflash['\"]|['\"]dflash['\"] *==|spec\w*(config|cfg)?\.\w+\(\)|config\.\w+\(\))"
+)
 _CONSTRUCTS = re.compile(r"(return |= *)[A-Z]\w+\(")
 
 
@@ -31,7 +34,14 @@ def extract(path: str, source: bytes) -> list[Fact]:
     for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
             if any(isinstance(n, ast.Constant) and n.value == _METHOD for n in ast.walk(node.slice)):
-                found.append({"kind": "accepts", "symbol": "Literal", "line": node.lineno, "end_line": node.end_lineno or node.lineno})
+                found.append(
+                    {
+                        "kind": "accepts",
+                        "symbol": "Literal",
+                        "line": node.lineno,
+                        "end_line": node.end_lineno or node.lineno,
+                    }
+                )
         elif isinstance(node, ast.ClassDef) and "dflash" in node.name.lower():
             found.append({"kind": "class", "symbol": node.name, "line": node.lineno, "end_line": node.lineno})
     for part in parts(source):
@@ -73,7 +83,13 @@ def selections(ctx: Context) -> list[tuple[str, SourceFile, Fact]]:
     for file, found in facts:
         for fact in found:
             if fact["kind"] == "selects" and (fact["literal"] or predicates & set(fact["calls"])):
-                runner = "V2" if file.path.startswith("vllm/v1/worker/gpu/") else "V1" if file.path.startswith("vllm/v1/worker/") else file.origin
+                runner = (
+                    "V2"
+                    if file.path.startswith("vllm/v1/worker/gpu/")
+                    else "V1"
+                    if file.path.startswith("vllm/v1/worker/")
+                    else file.origin
+                )
                 chosen.append((runner, file, fact))
     return chosen
 
@@ -90,13 +106,25 @@ def judge(ctx: Context) -> Verdict:
     for runner, file, fact in chosen:
         evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
         check.lines(file, fact["line"], fact["end_line"])
-        items.append({"runner": runner, "class": fact["made"], "file": file.path, "line": fact["line"], "class_found": fact["made"] in classes})
+        items.append(
+            {
+                "runner": runner,
+                "class": fact["made"],
+                "file": file.path,
+                "line": fact["line"],
+                "class_found": fact["made"] in classes,
+            }
+        )
     runners = sorted({item["runner"] for item in items})
     made = ", ".join(f"{i['runner']} {i['class']} ({i['file']}:{i['line']})" for i in items)
+    outcome: Outcome
     if accepts and items:
         outcome, summary = "yes", f"{' and '.join(runners)}: {made}"
     elif items:
-        outcome, summary = "partial", f'a runner constructs a drafter for it ({made}), but the configuration does not take "dflash"'
+        outcome, summary = (
+            "partial",
+            f'a runner constructs a drafter for it ({made}), but the configuration does not take "dflash"',
+        )
     elif accepts:
         outcome, summary = "partial", 'the configuration takes "dflash", but no runner constructs a drafter for it'
     else:
@@ -129,27 +157,55 @@ _V2 = """def init_speculator(config):
 """
 _DRAFTER = "class DFlashProposer: ...\nclass DFlashSpeculator: ...\n"
 VALID = (
-    Example("in the first runner", {"vllm/config/speculative.py": _CONFIG, "vllm/v1/worker/gpu_model_runner.py": _V1, "vllm/v1/spec_decode/dflash.py": _DRAFTER}, "yes", items=1),
-    Example("in the second runner", {"vllm/config/speculative.py": _CONFIG, "vllm/v1/worker/gpu/spec_decode/__init__.py": _V2}, "yes", items=1),
+    Example(
+        "in the first runner",
+        {
+            "vllm/config/speculative.py": _CONFIG,
+            "vllm/v1/worker/gpu_model_runner.py": _V1,
+            "vllm/v1/spec_decode/dflash.py": _DRAFTER,
+        },
+        "yes",
+        items=1,
+    ),
+    Example(
+        "in the second runner",
+        {"vllm/config/speculative.py": _CONFIG, "vllm/v1/worker/gpu/spec_decode/__init__.py": _V2},
+        "yes",
+        items=1,
+    ),
     Example(
         "in both",
-        {"vllm/config/speculative.py": _CONFIG, "vllm/v1/worker/gpu_model_runner.py": _V1, "vllm/v1/worker/gpu/spec_decode/__init__.py": _V2},
+        {
+            "vllm/config/speculative.py": _CONFIG,
+            "vllm/v1/worker/gpu_model_runner.py": _V1,
+            "vllm/v1/worker/gpu/spec_decode/__init__.py": _V2,
+        },
         "yes",
         items=2,
     ),
     Example(
         "the predicate has another name",
-        {"vllm/config/speculative.py": _CONFIG.replace("use_dflash", "is_block_drafter"), "vllm/v1/worker/gpu_model_runner.py": _V1.replace("use_dflash", "is_block_drafter") + "# dflash\n"},
+        {
+            "vllm/config/speculative.py": _CONFIG.replace("use_dflash", "is_block_drafter"),
+            "vllm/v1/worker/gpu_model_runner.py": _V1.replace("use_dflash", "is_block_drafter") + "# dflash\n",
+        },
         "yes",
     ),
 )
 INVALID = (
     Example("not there", {"vllm/config/speculative.py": _CONFIG.replace('"dflash"', '"eagle"')}, "no"),
     Example("a name that nothing acts on", {"vllm/config/speculative.py": _CONFIG}, "partial"),
-    Example("a branch that the configuration never lets through", {"vllm/v1/worker/gpu/spec_decode/__init__.py": _V2}, "partial"),
+    Example(
+        "a branch that the configuration never lets through",
+        {"vllm/v1/worker/gpu/spec_decode/__init__.py": _V2},
+        "partial",
+    ),
     Example(
         "a branch that only refuses",
-        {"vllm/config/speculative.py": _CONFIG, "vllm/v1/worker/gpu_model_runner.py": "class R:\n    def __init__(self, c):\n        if c.method == 'dflash':\n            raise ValueError(c)\n"},
+        {
+            "vllm/config/speculative.py": _CONFIG,
+            "vllm/v1/worker/gpu_model_runner.py": "class R:\n    def __init__(self, c):\n        if c.method == 'dflash':\n            raise ValueError(c)\n",
+        },
         "partial",
     ),
 )

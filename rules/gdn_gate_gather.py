@@ -1,10 +1,11 @@
-"""In a hybrid target's GDN layer, a batch that mixes speculative and other rows is split by two index tensors. Everything the
-recurrence needs must be split: the packed q, k, v *and* the gates a and b. Where the gates of the speculative rows are left in batch
-order, the state is updated with another token's gates: wrong text, and greedy output that differs from the target's own (vLLM issue
-51812, seen as 54928).
+"""In a hybrid target's GDN layer, a batch that mixes speculative and other rows is split by two index tensors.
+Everything the recurrence needs must be split: the packed q, k, v *and* the gates a and b. Where the gates of the
+speculative rows are left in batch order, the state is updated with another token's gates: wrong text, and greedy
+output that differs from the target's own (vLLM issue 51812, seen as 54928).
 
-The rule looks at the layer that Qwen3-Next and Qwen3.5/3.6 use (other GDN layers are named as dismissed: they gather in another form).
-Every tensor that is gathered for the non-speculative rows must be gathered for the speculative ones too.
+The rule looks at the layer that Qwen3-Next and Qwen3.5/3.6 use (other GDN layers are named as dismissed: they gather
+in another form). Every tensor that is gathered for the non-speculative rows must be gathered for the speculative ones
+too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ast
 import re
 from typing import Any
 
-from reports.model import Dismissed, Verdict
+from reports.model import Dismissed, Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.parts import Part, holding, parse, place, tree_of
 from rules.recheck import Recheck
@@ -33,7 +34,9 @@ def extract(path: str, source: bytes) -> list[Fact]:
     if path.rsplit("/", 1)[-1].removesuffix(".py") in _MODELS:
         for node in ast.walk(tree_of(source)):
             if isinstance(node, ast.ImportFrom) and node.module and "gdn" in node.module:
-                found.append({"kind": "uses", "module": node.module, "names": [a.name for a in node.names], "line": node.lineno})
+                found.append(
+                    {"kind": "uses", "module": node.module, "names": [a.name for a in node.names], "line": node.lineno}
+                )
     for part in holding(source, "spec_token_ind"):
         aliases = {*_ALIAS.findall(part.text), *_INDEX.findall(part.text)}
         if "index_select(" in part.text or any(f"[{name}]" in part.text for name in aliases):
@@ -86,17 +89,34 @@ def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     found = [(file, f) for file, of_file in facts for f in of_file if f["kind"] == "gathers"]
     modules = {f["module"].replace(".", "/") + ".py" for _, of_file in facts for f in of_file if f["kind"] == "uses"}
-    mine, others = [], []
+    mine: list[tuple[SourceFile, Fact]] = []
+    others: list[tuple[SourceFile, Fact]] = []
     for file, fact in found:
         (mine if _is_qwen(file, fact, modules) else others).append((file, fact))
     dismissed = tuple(
-        Dismissed(file.path, fact["line"], fact["symbol"], "a gather of GDN inputs", "not the layer of Qwen3-Next and Qwen3.5") for file, fact in others
+        Dismissed(
+            file.path, fact["line"], fact["symbol"], "a gather of GDN inputs", "not the layer of Qwen3-Next and Qwen3.5"
+        )
+        for file, fact in others
     )
     if not mine:
         hybrid = any("qwen3_next" in f.path or "qwen3_5" in f.path for f in ctx.tree.files)
-        outcome = "unknown" if hybrid or found else "n/a"
-        why = "the Qwen GDN layer's gather was not found" if outcome == "unknown" else "this vLLM has no Qwen hybrid with GDN layers"
-        return Verdict(ID, outcome, why, "low" if outcome == "unknown" else "high", scope=ctx.scope(), dismissed=dismissed, changes_if=CHANGES_IF, question=QUESTION)  # type: ignore[arg-type]
+        unsure: Outcome = "unknown" if hybrid or found else "n/a"
+        why = (
+            "the Qwen GDN layer's gather was not found"
+            if unsure == "unknown"
+            else "this vLLM has no Qwen hybrid with GDN layers"
+        )
+        return Verdict(
+            ID,
+            unsure,
+            why,
+            "low" if unsure == "unknown" else "high",
+            scope=ctx.scope(),
+            dismissed=dismissed,
+            changes_if=CHANGES_IF,
+            question=QUESTION,
+        )
     evidence, items, check = [], [], Recheck(ctx)
     for file, fact in mine:
         missing = sorted(set(fact["rest"]) - set(fact["spec"]))
@@ -110,8 +130,12 @@ def judge(ctx: Context) -> Verdict:
             check.lines(file, line, line)
     bad = [item for item in items if item["missing"]]
     where = ", ".join(f"{i['file']}:{i['line']}" for i in (bad or items))
+    outcome: Outcome
     if not bad:
-        outcome, summary = "yes", f"all of {', '.join(items[0]['gathered_for_spec'])} are gathered for speculative rows: {where}"
+        outcome, summary = (
+            "yes",
+            f"all of {', '.join(items[0]['gathered_for_spec'])} are gathered for speculative rows: {where}",
+        )
     else:
         outcome, summary = "no", f"{' and '.join(bad[0]['missing'])} are gathered for the other rows only: {where}"
     return Verdict(
@@ -135,19 +159,40 @@ _HEAD = """class GatedDeltaNet(Layer):
 
 
 def _layer(body: str, path: str = "vllm/layers/qwen_gdn.py") -> dict[str, str]:
-    return {path: _HEAD + "".join(f"        {line}\n" for line in body.split("\n")), "vllm/models/qwen3_next.py": "x = 1\n"}
+    return {
+        path: _HEAD + "".join(f"        {line}\n" for line in body.split("\n")),
+        "vllm/models/qwen3_next.py": "x = 1\n",
+    }
 
 
 _REST = "m_r = mixed.index_select(0, rest)\na_r = a.index_select(0, rest)\nb_r = b.index_select(0, rest)"
 VALID = (
-    Example("all three are gathered", _layer(_REST + "\nm_s = mixed.index_select(0, picked)\na_s = a.index_select(0, picked)\nb_s = b.index_select(0, picked)"), "yes", items=1),
-    Example("by subscript", _layer("r = mixed[rest], a[rest], b[rest]\ns = mixed[picked], a[picked], b[picked]"), "yes"),
-    Example("by torch.index_select", _layer("r = torch.index_select(a, 0, rest)\ns = torch.index_select(a, 0, picked)"), "yes"),
+    Example(
+        "all three are gathered",
+        _layer(
+            _REST
+            + "\nm_s = mixed.index_select(0, picked)\na_s = a.index_select(0, picked)\nb_s = b.index_select(0, picked)"
+        ),
+        "yes",
+        items=1,
+    ),
+    Example(
+        "by subscript", _layer("r = mixed[rest], a[rest], b[rest]\ns = mixed[picked], a[picked], b[picked]"), "yes"
+    ),
+    Example(
+        "by torch.index_select",
+        _layer("r = torch.index_select(a, 0, rest)\ns = torch.index_select(a, 0, picked)"),
+        "yes",
+    ),
 )
 INVALID = (
     Example("the gates stay in batch order", _layer(_REST + "\nm_s = mixed.index_select(0, picked)"), "no", items=1),
     Example("one of the gates is forgotten", _layer(_REST + "\nm_s = mixed[picked]\na_s = a[picked]"), "no"),
-    Example("only in a comment", _layer(_REST + "\nm_s = mixed[picked]\n# a.index_select(0, picked), b.index_select(0, picked)"), "no"),
+    Example(
+        "only in a comment",
+        _layer(_REST + "\nm_s = mixed[picked]\n# a.index_select(0, picked), b.index_select(0, picked)"),
+        "no",
+    ),
     Example("nothing is split by rows", _layer("return self.kernel(mixed, a, b)"), "unknown"),
     Example("no hybrid", {"vllm/a.py": "x = 1\n"}, "n/a"),
 )

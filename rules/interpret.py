@@ -1,9 +1,10 @@
-"""Runs small decision functions of an install in three-valued logic: what would ``use_v2_model_runner`` say for *this* configuration?
+"""Runs small decision functions of an install in three-valued logic: what would ``use_v2_model_runner`` say for
+*this* configuration?
 
-A verdict about a choice (which runner, which block to drop) must follow the code's own conditions, whatever their order or names, so
-the functions are not matched but evaluated: on the standard ``ast``, over values that are known, and ``Unknown`` for the rest.
-A test that can't be known counts as false ("the feature is off", as in a stock deployment) and is written down in ``assumed``.
-Nothing of the install is ever executed.
+A verdict about a choice (which runner, which block to drop) must follow the code's own conditions, whatever their
+order or names, so the functions are not matched but evaluated: on the standard ``ast``, over values that are known,
+and ``Unknown`` for the rest. A test that can't be known counts as false ("the feature is off", as in a stock
+deployment) and is written down in ``assumed``. Nothing of the install is ever executed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Unknown:
 
 @dataclass
 class Thing:
-    """An object of the configuration: its known attributes and its class's functions (name -> source, or a parsed function)."""
+    """An object of the configuration: its known attributes and its class's functions (name -> source, or a parsed
+    function)."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -79,14 +81,28 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
     "len": len, "bool": bool, "int": int, "str": str, "set": set, "frozenset": frozenset, "list": list, "tuple": tuple,
     "sum": sum, "any": any, "all": all, "min": min, "max": max, "sorted": sorted,
 }  # fmt: skip
-_PURE = {"append", "extend", "intersection", "union", "difference", "startswith", "endswith", "lower", "strip", "get", "join"}
+_PURE = {
+    "append",
+    "extend",
+    "intersection",
+    "union",
+    "difference",
+    "startswith",
+    "endswith",
+    "lower",
+    "strip",
+    "get",
+    "join",
+}
 
 
 class Interpreter:
-    """Evaluates expressions and functions over ``names`` (globals). ``assumed`` collects the tests that were taken as false,
-    ``returned`` the line of the ``return`` that decided the outermost function last run."""
+    """Evaluates expressions and functions over ``names`` (globals). ``assumed`` collects the tests that were taken as
+    false, ``returned`` the line of the ``return`` that decided the outermost function last run."""
 
-    def __init__(self, names: Mapping[str, Any], getenv: Callable[[str, Any], Any] = lambda name, default: default) -> None:
+    def __init__(
+        self, names: Mapping[str, Any], getenv: Callable[[str, Any], Any] = lambda name, default: default
+    ) -> None:
         self.names = dict(names)
         self.assumed: list[str] = []
         self.returned = 0
@@ -121,7 +137,8 @@ class Interpreter:
             return False
         return True if isinstance(value, Thing) else bool(value)
 
-    # -- statements ------------------------------------------------------------------------------------------------------
+    # -- statements
+    # ------------------------------------------------------------------------------------------------------
 
     def _block(self, body: list[ast.stmt], local: dict[str, Any]) -> None:
         for node in body:
@@ -177,7 +194,8 @@ class Interpreter:
             return value.text if isinstance(value, Unknown) else str(value)
         return ast.unparse(exc) if exc is not None else "re-raised"
 
-    # -- expressions -----------------------------------------------------------------------------------------------------
+    # -- expressions
+    # -----------------------------------------------------------------------------------------------------
 
     def _eval(self, node: ast.expr, local: dict[str, Any]) -> Any:
         try:
@@ -213,7 +231,11 @@ class Interpreter:
             case ast.Set(elts=elts):
                 return {self._eval(e, local) for e in elts}
             case ast.Dict(keys=keys, values=values):
-                return {self._eval(k, local): self._eval(v, local) for k, v in zip(keys, values, strict=True) if k is not None}
+                return {
+                    self._eval(k, local): self._eval(v, local)
+                    for k, v in zip(keys, values, strict=True)
+                    if k is not None
+                }
             case ast.JoinedStr(values=values):
                 return "".join(self._formatted(v, local) for v in values)
             case ast.Subscript(value=base, slice=index):
@@ -223,7 +245,9 @@ class Interpreter:
             case ast.Call():
                 return self._call(node, local)
             case ast.Lambda(body=body):
-                return self._eval(body, local)  # a lambda without arguments stands for its value (vLLM's table of variables)
+                return self._eval(
+                    body, local
+                )  # a lambda without arguments stands for its value (vLLM's table of variables)
         return Unknown(ast.unparse(node))
 
     def _attribute(self, base: Any, attr: str, text: str) -> Any:

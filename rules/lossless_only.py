@@ -1,16 +1,18 @@
-"""Speculation is lossless when the output distribution is the target's own. Some acceptance methods aren't: ``synthetic`` accepts at a
-set rate whatever the tokens are (a benchmark aid: the text is garbage), ``fly`` lets a mismatch pass where the target is unsure. The
-rule lists the acceptance methods that can be selected (the Literal of ``rejection_sample_method``) and where each one acts.
+"""Speculation is lossless when the output distribution is the target's own. Some acceptance methods aren't:
+``synthetic`` accepts at a set rate whatever the tokens are (a benchmark aid: the text is garbage), ``fly`` lets a
+mismatch pass where the target is unsure. The rule lists the acceptance methods that can be selected (the Literal of
+``rejection_sample_method``) and where each one acts.
 
-``yes``: only methods known to be lossless (strict, standard, probabilistic, block) can be selected. ``no``: one that is not can be.
-A name that is known neither way is ``unknown``. The default is named: a ``no`` here is about what can be switched on.
+``yes``: only methods known to be lossless (strict, standard, probabilistic, block) can be selected. ``no``: one that
+is not can be. A name that is known neither way is ``unknown``. The default is named: a ``no`` here is about what can
+be switched on.
 """
 
 from __future__ import annotations
 
 import ast
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.parts import tree_of
 from rules.recheck import Recheck
@@ -40,7 +42,14 @@ def extract(path: str, source: bytes) -> list[Fact]:
         if isinstance(node, ast.Compare) and _FIELD in ast.unparse(node):
             values = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
             found += [
-                {"kind": "acts", "value": v, "symbol": _FIELD, "line": node.lineno, "end_line": node.end_lineno or node.lineno} for v in values
+                {
+                    "kind": "acts",
+                    "value": v,
+                    "symbol": _FIELD,
+                    "line": node.lineno,
+                    "end_line": node.end_lineno or node.lineno,
+                }
+                for v in values
             ]
     return found
 
@@ -70,7 +79,10 @@ def judge(ctx: Context) -> Verdict:
                  "file": file.path, "line": line, "default": value == fact["default"], "acts_at": acts.get(value, [])[:6]}
             )  # fmt: skip
         lines = sorted({line for _, line, _ in fact["values"]})
-        evidence += [ctx.evidence(file, lines[0], lines[-1], fact["symbol"]), ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"])]
+        evidence += [
+            ctx.evidence(file, lines[0], lines[-1], fact["symbol"]),
+            ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]),
+        ]
         check.lines(file, lines[0], lines[-1]).lines(file, fact["line"], fact["end_line"])
     lossy = [str(i["method"]) for i in items if i["distribution"] == "lossy"]
     odd = [str(i["method"]) for i in items if i["distribution"] == "not known"]
@@ -79,6 +91,7 @@ def judge(ctx: Context) -> Verdict:
             if fact["kind"] == "acts" and fact["value"] in (*lossy, *odd):
                 evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
                 check.lines(file, fact["line"], fact["end_line"])
+    outcome: Outcome
     if lossy:
         outcome = "no"
         summary = f"rejection_sample_method can be set to {' or '.join(lossy)}, which is not lossless; the default ({default}) is"
@@ -86,7 +99,10 @@ def judge(ctx: Context) -> Verdict:
         if default in lossy:
             summary = f"the default acceptance method ({default}) is not lossless"
     elif odd:
-        outcome, summary = "unknown", f"rejection_sample_method can be set to {', '.join(odd)}, which this tool doesn't know"
+        outcome, summary = (
+            "unknown",
+            f"rejection_sample_method can be set to {', '.join(odd)}, which this tool doesn't know",
+        )
     else:
         outcome, summary = "yes", f"only lossless methods can be selected: {', '.join(str(i['method']) for i in items)}"
     return Verdict(
@@ -110,6 +126,12 @@ INVALID = (
     Example("the benchmark aid", _config('"standard", "synthetic"'), "no", items=2),
     Example("entropy-gated", _config('"standard", "block", "fly"'), "no", items=3),
     Example("a name of somebody's own", _config('"standard", "mellow"'), "unknown", items=2),
-    Example("any string", {"vllm/a.py": "class SpeculativeConfig:\n    rejection_sample_method: str = ''\nx = c.rejection_sample_method == 'a'\n"}, "unknown"),
+    Example(
+        "any string",
+        {
+            "vllm/a.py": "class SpeculativeConfig:\n    rejection_sample_method: str = ''\nx = c.rejection_sample_method == 'a'\n"
+        },
+        "unknown",
+    ),
     Example("no choice at all", {"vllm/a.py": "x = 1\n"}, "n/a"),
 )

@@ -1,9 +1,10 @@
-"""With prefix caching, the cache of recurrent (Mamba, GDN) state is told whether the last block must be dropped because a drafter's
-state in it depends on the next token. The Mamba manager's ``find_longest_cache_hit`` takes that flag and, in every release looked at,
-never reads it (vLLM issue 48375), so a hybrid target can restore a state that is one block too far.
+"""With prefix caching, the cache of recurrent (Mamba, GDN) state is told whether the last block must be dropped
+because a drafter's state in it depends on the next token. The Mamba manager's ``find_longest_cache_hit`` takes that
+flag and, in every release looked at, never reads it (vLLM issue 48375), so a hybrid target can restore a state that
+is one block too far.
 
-The rule finds the cache manager for Mamba state by shape (its lookup asserts a Mamba spec, or its class is named so) and asks whether
-the flag is used for anything but an assertion.
+The rule finds the cache manager for Mamba state by shape (its lookup asserts a Mamba spec, or its class is named so)
+and asks whether the flag is used for anything but an assertion.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.parts import Part, holding, parse, place
 from rules.recheck import Recheck
@@ -45,11 +46,18 @@ def _flag(part: Part) -> Fact:
         silent |= {id(n) for n in m.findall(assign, m.Name())}
     keywords = {id(a.keyword) for a in m.findall(function.body, m.Arg(keyword=m.Name()))}  # type: ignore[attr-defined]
     used: list[cst.CSTNode] = [
-        n for n in m.findall(function.body, m.Name(value=m.MatchIfTrue(lambda v: v in named))) if id(n) not in silent | keywords
+        n
+        for n in m.findall(function.body, m.Name(value=m.MatchIfTrue(lambda v: v in named)))
+        if id(n) not in silent | keywords
     ]
     asserted = any(m.findall(node, m.Name(value=m.MatchIfTrue(lambda v: v in named))) for node in idle)
     start = lines(function.params)[0]
-    more: dict[str, Any] = {"flags": named, "uses": sorted({lines(n)[0] for n in used}), "asserted": asserted, "params": list(lines(function.params))}
+    more: dict[str, Any] = {
+        "flags": named,
+        "uses": sorted({lines(n)[0] for n in used}),
+        "asserted": asserted,
+        "params": list(lines(function.params)),
+    }
     return place(part, "lookup", (start, part.end_line), **more)
 
 
@@ -62,15 +70,29 @@ def judge(ctx: Context) -> Verdict:
     for file, fact in found:
         evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
         first, last = fact["params"]
-        items.append({"file": file.path, "line": fact["line"], "symbol": fact["symbol"], "flag": fact["flags"], "used_at": fact["uses"]})
+        items.append(
+            {
+                "file": file.path,
+                "line": fact["line"],
+                "symbol": fact["symbol"],
+                "flag": fact["flags"],
+                "used_at": fact["uses"],
+            }
+        )
         check.lines(file, first, last)
         for line in fact["uses"]:
             check.lines(file, line, line)
         for flag in fact["flags"]:
-            hits = sum(flag in row for row in ctx.tree.read(file.sha256).decode("utf-8", "replace").split("\n")[last : fact["end_line"]])
+            hits = sum(
+                flag in row
+                for row in ctx.tree.read(file.sha256).decode("utf-8", "replace").split("\n")[last : fact["end_line"]]
+            )
             name = check._path(file)
-            check.shell(f"sed -n {last + 1},{fact['end_line']}p {name} | {{ grep -c -w -F -e {flag} || :; }}", f"{hits}\n")
+            check.shell(
+                f"sed -n {last + 1},{fact['end_line']}p {name} | {{ grep -c -w -F -e {flag} || :; }}", f"{hits}\n"
+            )
     where = ", ".join(f"{i['symbol']} ({i['file']}:{i['line']})" for i in items)
+    outcome: Outcome
     if any(not i["flag"] for i in items):
         outcome, summary = "unknown", f"the lookup takes no flag: {where}"
     elif all(i["used_at"] for i in items):
@@ -102,7 +124,11 @@ VALID = (
 INVALID = (
     Example("taken and never read", _manager("return found"), "no"),
     Example("only in a comment", _manager("# drop_last: nothing to do\nreturn found"), "no"),
-    Example("only asserted and thrown away", _manager("assert not drop_last\n_ = drop_last\ndel drop_last\nreturn found"), "no"),
+    Example(
+        "only asserted and thrown away",
+        _manager("assert not drop_last\n_ = drop_last\ndel drop_last\nreturn found"),
+        "no",
+    ),
     Example("only the name of somebody else's argument", _manager("return search(found, drop_last=False)"), "no"),
     Example("no flag", _manager("return found", ""), "unknown"),
     Example("no such manager", {"vllm/a.py": "def find_longest_cache_hit(kv_cache_spec): ...\n"}, "unknown"),

@@ -1,9 +1,10 @@
-"""A drafter whose vocabulary differs from the target's needs its own ``lm_head``. When the V2 runner's loader replaces it with the
-target's, nothing is accepted (acceptance length 1.00) and nothing is said (vLLM pull request 46435).
+"""A drafter whose vocabulary differs from the target's needs its own ``lm_head``. When the V2 runner's loader
+replaces it with the target's, nothing is accepted (acceptance length 1.00) and nothing is said (vLLM pull request
+46435).
 
-The rule looks at the function that gives the V2 dflash drafter the target's head: the assignment must be guarded, either by a flag of
-the drafter (``has_own_lm_head``) or by the vocabularies themselves (a draft-to-target map that exists exactly when sizes differ).
-``n/a`` where V2 has no dflash. V1 has guarded it since dflash exists.
+The rule looks at the function that gives the V2 dflash drafter the target's head: the assignment must be guarded,
+either by a flag of the drafter (``has_own_lm_head``) or by the vocabularies themselves (a draft-to-target map that
+exists exactly when sizes differ). ``n/a`` where V2 has no dflash. V1 has guarded it since dflash exists.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.dflash_support import selections
 from rules.parts import Part, guards, holding, influences, parse, place
@@ -46,12 +47,20 @@ def _gives(part: Part) -> list[Fact]:
     import libcst.matchers as m
 
     function, lines = parse(part)
-    gives = m.Assign(targets=[m.AssignTarget(m.Attribute(attr=m.Name("lm_head")))], value=m.OneOf(m.Name(), m.Attribute()))
+    gives = m.Assign(
+        targets=[m.AssignTarget(m.Attribute(attr=m.Name("lm_head")))], value=m.OneOf(m.Name(), m.Attribute())
+    )
     found = []
     for assign in m.findall(function, gives):
         tests = guards(function, assign)
         says = influences(function, list(tests)) if tests else set()
-        guard = "flag" if any("own_lm_head" in w for w in says) else "vocabulary" if any(_is_vocabulary(w) for w in says) else ""
+        guard = (
+            "flag"
+            if any("own_lm_head" in w for w in says)
+            else "vocabulary"
+            if any(_is_vocabulary(w) for w in says)
+            else ""
+        )
         first = lines(tests[-1])[0] if tests else lines(assign)[0]
         assert isinstance(assign, cst.Assign)
         found.append(place(part, "gives", (first, lines(assign)[1]), guard=guard, dflash="dflash" in part.text.lower()))
@@ -93,7 +102,9 @@ def judge(ctx: Context) -> Verdict:
         (file, f)
         for file, found in facts
         for f in found
-        if f["kind"] == "gives" and file.path.startswith("vllm/v1/worker/gpu/") and ("/dflash/" in file.path or f["dflash"])
+        if f["kind"] == "gives"
+        and file.path.startswith("vllm/v1/worker/gpu/")
+        and ("/dflash/" in file.path or f["dflash"])
     ]
     gives = [g for g in gives if "/dflash/" in g[0].path] or gives
     maps = [(file, f) for file, found in facts for f in found if f["kind"] == "maps" and "dflash" in file.path]
@@ -104,8 +115,11 @@ def judge(ctx: Context) -> Verdict:
     for file, fact in gives:
         evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
         check.lines(file, fact["line"], fact["end_line"])
-        items.append({"file": file.path, "line": fact["line"], "symbol": fact["symbol"], "guard": fact["guard"] or "none"})
+        items.append(
+            {"file": file.path, "line": fact["line"], "symbol": fact["symbol"], "guard": fact["guard"] or "none"}
+        )
     where = ", ".join(f"{i['file']}:{i['line']}" for i in items)
+    outcome: Outcome
     if all(i["guard"] == "flag" for i in items):
         outcome, summary = "yes", f"the drafter's flag guards it: {where}"
     elif all(i["guard"] != "none" for i in items):
@@ -124,21 +138,50 @@ def judge(ctx: Context) -> Verdict:
 _SELECT = 'def init(config):\n    if config.method == "dflash":\n        return DFlashSpeculator(config)\n'
 
 
-def _loader(body: str, path: str = "vllm/v1/worker/gpu/spec_decode/dflash/utils.py", select: str = _SELECT) -> dict[str, str]:
+def _loader(
+    body: str, path: str = "vllm/v1/worker/gpu/spec_decode/dflash/utils.py", select: str = _SELECT
+) -> dict[str, str]:
     text = 'def load(target, draft):\n    """Load a dflash drafter."""\n    head = target.lm_head\n'
-    return {"vllm/v1/worker/gpu/spec_decode/__init__.py": select, path: text + "".join(f"    {line}\n" for line in body.split("\n"))}
+    return {
+        "vllm/v1/worker/gpu/spec_decode/__init__.py": select,
+        path: text + "".join(f"    {line}\n" for line in body.split("\n")),
+    }
 
 
 VALID = (
-    Example("guarded by the flag", _loader('if not getattr(draft, "has_own_lm_head", False):\n    draft.lm_head = head'), "yes"),
-    Example("the flag decides through a name", _loader("share = not draft.has_own_lm_head\nif share and head is not None:\n    draft.lm_head = head"), "yes"),
-    Example("the flag's name is an argument", _loader('if should_share(draft, "has_own_lm_head", head):\n    del draft.lm_head\n    draft.lm_head = head'), "yes"),
-    Example("guarded by the vocabularies", _loader("if draft.vocab_size == target.vocab_size:\n    draft.lm_head = head"), "yes"),
+    Example(
+        "guarded by the flag",
+        _loader('if not getattr(draft, "has_own_lm_head", False):\n    draft.lm_head = head'),
+        "yes",
+    ),
+    Example(
+        "the flag decides through a name",
+        _loader("share = not draft.has_own_lm_head\nif share and head is not None:\n    draft.lm_head = head"),
+        "yes",
+    ),
+    Example(
+        "the flag's name is an argument",
+        _loader('if should_share(draft, "has_own_lm_head", head):\n    del draft.lm_head\n    draft.lm_head = head'),
+        "yes",
+    ),
+    Example(
+        "guarded by the vocabularies",
+        _loader("if draft.vocab_size == target.vocab_size:\n    draft.lm_head = head"),
+        "yes",
+    ),
 )
 INVALID = (
     Example("replaced without a question", _loader("draft.lm_head = head"), "no"),
-    Example("only guarded against a missing head", _loader("if head is not None and draft.lm_head is not None:\n    draft.lm_head = head"), "no"),
-    Example("the flag is read for something else", _loader("log(draft.has_own_lm_head)\nif head is not None:\n    draft.lm_head = head"), "no"),
+    Example(
+        "only guarded against a missing head",
+        _loader("if head is not None and draft.lm_head is not None:\n    draft.lm_head = head"),
+        "no",
+    ),
+    Example(
+        "the flag is read for something else",
+        _loader("log(draft.has_own_lm_head)\nif head is not None:\n    draft.lm_head = head"),
+        "no",
+    ),
     Example("V2 has no dflash", _loader("draft.lm_head = head", select="x = 1\n"), "n/a"),
     Example("the loader is not to be found", _loader("return draft.attach(head)"), "unknown"),
 )

@@ -1,7 +1,7 @@
 """The few functions of a file that a history rule matches on, cut out before libcst sees them.
 
-libcst with positions costs about 5 s per MB and the runner alone is 0.3 MB, so the standard ``ast`` finds the functions (by the bytes
-they hold) and libcst parses those lines only. Line numbers stay those of the file.
+libcst with positions costs about 5 s per MB and the runner alone is 0.3 MB, so the standard ``ast`` finds the
+functions (by the bytes they hold) and libcst parses those lines only. Line numbers stay those of the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def tree_of(source: bytes) -> ast.Module:
 
 @lru_cache(maxsize=8)
 def parts(source: bytes) -> tuple[Part, ...]:
-    """Every outermost function of a file, methods of (nested) classes included; functions within functions belong to the outer one."""
+    """Every outermost function of a file, methods of (nested) classes included; functions within functions belong to
+    the outer one."""
     lines = source.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
 
     def within(body: list[ast.stmt], owner: str) -> Iterator[Part]:
@@ -126,8 +127,8 @@ def guards(function: cst.FunctionDef, node: cst.CSTNode) -> list[cst.BaseExpress
 
 
 def influences(function: cst.FunctionDef, nodes: list[cst.CSTNode]) -> set[str]:
-    """Names and string literals that decide the value of ``nodes``: their own, then those of whatever was assigned to these names in
-    the function and of the tests around these assignments."""
+    """Names and string literals that decide the value of ``nodes``: their own, then those of whatever was assigned to
+    these names in the function and of the tests around these assignments."""
     sources = _sources(function)
     known: set[str] = set()
     todo: set[str] = set().union(*(names_in(n) | strings_in(n) for n in nodes)) if nodes else set()

@@ -1,7 +1,9 @@
-"""Commands that a sceptical person runs in site-packages to see the evidence itself, without this tool, and what they print.
+"""Commands that a sceptical person runs in site-packages to see the evidence itself, without this tool, and what they
+print.
 
-Only ``sh``, ``sed``, ``grep``, ``sha256sum`` and a stock ``python3``. Every word that comes from the install is quoted, and what a
-command prints is worked out here from the same bytes, so that a test can run the command and compare.
+Only ``sh``, ``sed``, ``grep``, ``sha256sum`` and a stock ``python3``. Every word that comes from the install is
+quoted, and what a command prints is worked out here from the same bytes, so that a test can run the command and
+compare.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Recheck:
         return self
 
     def python(self, script: str, *arguments: str, prints: str | None = None) -> Recheck:
-        """``python3 -I -c``: a script on the standard library; ``prints`` is None when what it prints can't be known here."""
+        """``python3 -I -c``: a script on the standard library; ``prints`` is None when what it prints can't be known
+        here."""
         words = " ".join(quote(word) for word in arguments)
         self._commands.append(f"python3 -I -c {quote(script)} {words}".rstrip())
         self._prints.append(prints or "")
@@ -81,7 +84,8 @@ class Recheck:
             return ""
 
     def _path(self, file: SourceFile) -> str:
-        # A file of a --pythonpath folder is not under site-packages: the command then needs that folder as its working directory.
+        # A file of a --pythonpath folder is not under site-packages: the command then needs that folder as its
+        # working directory.
         if file.origin.startswith("pythonpath:"):
             self._known = False
         return quote(f"./{file.path}" if file.path.startswith("-") else file.path)

@@ -1,9 +1,9 @@
-"""A wheel brings a RECORD with the hash of every file. A file that differs from it, isn't in it, or is missing means that this install
-is not what was released: every other answer is then about *these* files and no longer about the version number. Files that a patch
-created survive ``pip install --force-reinstall``.
+"""A wheel brings a RECORD with the hash of every file. A file that differs from it, isn't in it, or is missing means
+that this install is not what was released: every other answer is then about *these* files and no longer about the
+version number. Files that a patch created survive ``pip install --force-reinstall``.
 
-``yes``: every ``.py`` of vLLM has the hash that RECORD lists and there is no other. ``no`` names what differs. ``unknown``: no RECORD
-(an editable install, a source tree).
+``yes``: every ``.py`` of vLLM has the hash that RECORD lists and there is no other. ``no`` names what differs.
+``unknown``: no RECORD (an editable install, a source tree).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example
 from rules.recheck import Recheck
 
@@ -52,6 +52,7 @@ def judge(ctx: Context) -> Verdict:
     expected += "".join(f"{what} {path}\n" for what, paths in lists for path in sorted(paths))
     python_only = all(path.startswith("vllm/") and path.endswith(".py") for _, paths in lists for path in paths)
     check = Recheck(ctx).python(_SCRIPT, prints=expected if python_only else None)
+    outcome: Outcome
     if not items:
         outcome, summary = "yes", f"{record.files:,} files, each as published"
     else:
@@ -60,7 +61,7 @@ def judge(ctx: Context) -> Verdict:
     return Verdict(
         ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
         items=items[:500], **check.done(),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def _record(*published: tuple[str, str]) -> dict[str, str]:
@@ -76,12 +77,24 @@ def _digest(text: str) -> str:
 VALID = (
     Example("a file with its hash", {"vllm/a.py": "x = 1\n", **_record(("vllm/a.py", "x = 1\n"))}, "yes", items=0),
     Example("one file", {"vllm/__init__.py": "x = 1\n"}, "yes", items=0),
-    Example("a plugin beside it", {"vllm/__init__.py": "", "other/__init__.py": ""}, "yes", entry_points=(("vllm.general_plugins", "a", "other:b"),)),
+    Example(
+        "a plugin beside it",
+        {"vllm/__init__.py": "", "other/__init__.py": ""},
+        "yes",
+        entry_points=(("vllm.general_plugins", "a", "other:b"),),
+    ),
     Example("an empty file", {"vllm/empty.py": ""}, "yes", items=0),
 )
 INVALID = (
     Example("a byte was changed", {"vllm/a.py": "x = 2\n", **_record(("vllm/a.py", "x = 1\n"))}, "no", items=1),
-    Example("a file that a patch left behind", {"vllm/a.py": "", "vllm/b.py": "", **_record(("vllm/a.py", ""))}, "no", items=1),
+    Example(
+        "a file that a patch left behind",
+        {"vllm/a.py": "", "vllm/b.py": "", **_record(("vllm/a.py", ""))},
+        "no",
+        items=1,
+    ),
     Example("a file is missing", {"vllm/a.py": "", **_record(("vllm/a.py", ""), ("vllm/b.py", ""))}, "no", items=1),
-    Example("no RECORD: an editable install", {"vllm/a.py": "", "vllm-1.0.dist-info/METADATA": "Name: vllm\n"}, "unknown"),
+    Example(
+        "no RECORD: an editable install", {"vllm/a.py": "", "vllm-1.0.dist-info/METADATA": "Name: vllm\n"}, "unknown"
+    ),
 )

@@ -1,10 +1,11 @@
-"""vLLM has two model runners, V1 (``v1/worker/gpu_model_runner.py``) and V2 (``v1/worker/gpu/model_runner.py``); what is true of one
-need not be true of the other, and reading the wrong folder is how people come to wrong answers. Which one runs is decided by code, an
-environment variable, the target's architecture and the drafter.
+"""vLLM has two model runners, V1 (``v1/worker/gpu_model_runner.py``) and V2 (``v1/worker/gpu/model_runner.py``); what
+is true of one need not be true of the other, and reading the wrong folder is how people come to wrong answers. Which
+one runs is decided by code, an environment variable, the target's architecture and the drafter.
 
-The rule evaluates the install's own decision for two deployments with ``method="dflash"`` and defaults elsewhere: a dense target
-(``Qwen3ForCausalLM``) and a hybrid one (Qwen3.5/3.6, GDN layers). Conditions that a stock deployment doesn't meet count as false and
-are listed in ``assumed``. ``refused`` says that this vLLM stops at start-up with this choice.
+The rule evaluates the install's own decision for two deployments with ``method="dflash"`` and defaults elsewhere: a
+dense target (``Qwen3ForCausalLM``) and a hybrid one (Qwen3.5/3.6, GDN layers). Conditions that a stock deployment
+doesn't meet count as false and are listed in ``assumed``. ``refused`` says that this vLLM stops at start-up with this
+choice.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from rules.tree import SourceFile
 
 ID = "runner-in-force"
 QUESTION = "Which model runner runs a dflash deployment: for a dense target, and for a hybrid (GDN) one?"
-CHANGES_IF = "VLLM_USE_V2_MODEL_RUNNER is set or unset, another target or drafter is served, or the code of the decision differs"
+CHANGES_IF = (
+    "VLLM_USE_V2_MODEL_RUNNER is set or unset, another target or drafter is served, or the code of the decision differs"
+)
 NEEDLES = (b"v2_model_runner", b"V2_MODEL_RUNNER", b"\n@config")
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-_TARGETS = {
+_TARGETS: dict[str, dict[str, Any]] = {
     "dense": {"architectures": ["Qwen3ForCausalLM"], "is_hybrid": False, "has_inner_state": False},
     "hybrid": {"architectures": ["Qwen3_5ForConditionalGeneration"], "is_hybrid": True, "has_inner_state": True},
 }
@@ -46,15 +49,20 @@ def extract(path: str, source: bytes) -> list[Fact]:
     if VARIABLE.encode() in source and b"lambda" in source:
         found += environment_facts(source, VARIABLE)
     if b"2_model_runner" in source or VARIABLE.encode() in source:
-        found += config_facts(source, lambda name, text: "model_runner" in name or (VARIABLE in text and "return" in text))
+        found += config_facts(
+            source, lambda name, text: "model_runner" in name or (VARIABLE in text and "return" in text)
+        )
         found += _constructions(source)
     if b"class SpeculativeConfig" in source:
-        found += config_facts(source, lambda name, text: text.count("\n") < 14 and "self.method" in text and "return" in text)
+        found += config_facts(
+            source, lambda name, text: text.count("\n") < 14 and "self.method" in text and "return" in text
+        )
     return found
 
 
 def _constructions(source: bytes) -> list[Fact]:
-    """Where a worker picks the runner's class: an ``if`` on the choice with an import in each branch; and where the choice comes from."""
+    """Where a worker picks the runner's class: an ``if`` on the choice with an import in each branch; and where the
+    choice comes from."""
     found: list[Fact] = []
     for part in holding(source, "model_runner", "v2"):
         top = ast.parse("if 1:\n" + part.text if part.text[:1] in " \t" else part.text)
@@ -67,7 +75,10 @@ def _constructions(source: bytes) -> list[Fact]:
                         first, other = _imported(node.body), _imported(rest)
                         if first and other:
                             flipped = isinstance(node.test, ast.UnaryOp)
-                            for runner, (module, name, line) in (("V1" if flipped else "V2", first), ("V2" if flipped else "V1", other)):
+                            for runner, (module, name, line) in (
+                                ("V1" if flipped else "V2", first),
+                                ("V2" if flipped else "V1", other),
+                            ):
                                 found.append(
                                     {"kind": "class", "runner": runner, "module": module, "name": name, "symbol": part.symbol,
                                      "line": line + shift, "end_line": line + shift, "from": node.lineno + shift}
@@ -82,7 +93,8 @@ def _constructions(source: bytes) -> list[Fact]:
 
 
 def _imported(body: list[ast.stmt]) -> tuple[str, str, int] | None:
-    """The runner that a branch imports: (module, class, line). Of a nested ``if`` only its else branch counts (special deployments)."""
+    """The runner that a branch imports: (module, class, line). Of a nested ``if`` only its else branch counts
+    (special deployments)."""
     for node in body:
         if isinstance(node, ast.ImportFrom) and node.module and "runner" in node.module:
             return node.module, node.names[0].name, node.lineno
@@ -130,8 +142,13 @@ def judge(ctx: Context) -> Verdict:
     )  # fmt: skip
 
 
-def _decide(ctx: Context, configuration: Configuration, choice: str, target: str, classes: dict[str, Fact]) -> dict[str, Any]:
-    draft = Thing("draft_model_config", {"architectures": ["DFlashDraftModel"], "hf_config": Thing("hf_config", {"layer_types": None})})
+def _decide(
+    ctx: Context, configuration: Configuration, choice: str, target: str, classes: dict[str, Fact]
+) -> dict[str, Any]:
+    draft = Thing(
+        "draft_model_config",
+        {"architectures": ["DFlashDraftModel"], "hf_config": Thing("hf_config", {"layer_types": None})},
+    )
     speculative = configuration.thing(
         "SpeculativeConfig", method="dflash", parallel_drafting=True, draft_model_config=draft, num_speculative_tokens=15,
         use_heterogeneous_vocab=False,
@@ -140,11 +157,19 @@ def _decide(ctx: Context, configuration: Configuration, choice: str, target: str
     parts = {
         "model_config": model,
         "speculative_config": speculative,
-        **{name: configuration.thing(_class(name)) for name in ("parallel_config", "cache_config", "scheduler_config", "attention_config")},
-        **{name: None for name in ("lora_config", "ec_transfer_config", "kv_transfer_config", "watermark_config", "reasoning_config")},
+        **{
+            name: configuration.thing(_class(name))
+            for name in ("parallel_config", "cache_config", "scheduler_config", "attention_config")
+        },
+        **dict.fromkeys(
+            ("lora_config", "ec_transfer_config", "kv_transfer_config", "watermark_config", "reasoning_config")
+        ),
         "compilation_config": configuration.thing("CompilationConfig"),
     }
-    owner = next((o for o, functions in configuration.functions.items() if o and "use_v2_model_runner" in functions), "VllmConfig")
+    owner = next(
+        (o for o, functions in configuration.functions.items() if o and "use_v2_model_runner" in functions),
+        "VllmConfig",
+    )
     whole = configuration.thing(owner, **parts)
     variable = ctx.tree.environment.get(VARIABLE)
     groups = {e.group for e in ctx.tree.entry_points}
@@ -163,7 +188,13 @@ def _decide(ctx: Context, configuration: Configuration, choice: str, target: str
     try:
         answer = interpreter.expression(choice)
     except Refused as refused:
-        return {**item, "runner": "none", "why": "refused at start-up", "refused": str(refused), "assumed": list(interpreter.assumed)}
+        return {
+            **item,
+            "runner": "none",
+            "why": "refused at start-up",
+            "refused": str(refused),
+            "assumed": list(interpreter.assumed),
+        }
     item["_line"] = interpreter.returned
     item["_owner"] = owner
     runner = "unknown" if isinstance(answer, Unknown) else "V2" if interpreter.true(answer) else "V1"
@@ -177,7 +208,9 @@ def _decide(ctx: Context, configuration: Configuration, choice: str, target: str
     return item
 
 
-def _why(configuration: Configuration, interpreter: Any, whole: Thing, answer: Any, variable: str | None, values: list[Any]) -> str:
+def _why(
+    configuration: Configuration, interpreter: Any, whole: Thing, answer: Any, variable: str | None, values: list[Any]
+) -> str:
     if isinstance(answer, Unknown):
         return f"{answer.text} can't be known from the code alone"
     if variable is not None and values and values[0] is not None and bool(values[0]) is bool(answer):
@@ -186,11 +219,20 @@ def _why(configuration: Configuration, interpreter: Any, whole: Thing, answer: A
         return f"{VARIABLE} is not set, and its default is off" if not answer else "the default is on"
     line = interpreter.returned
     decision = configuration.functions.get(whole.name, {}).get("use_v2_model_runner")
-    tests = [n for n in ast.walk(decision) if isinstance(n, ast.If) and any(c.lineno <= line <= (c.end_lineno or 0) for c in n.body)] \
-        if decision is not None else []
+    tests = (
+        [
+            n
+            for n in ast.walk(decision)
+            if isinstance(n, ast.If) and any(c.lineno <= line <= (c.end_lineno or 0) for c in n.body)
+        ]
+        if decision is not None
+        else []
+    )
     test = ast.unparse(tests[-1].test) if tests else ""
     if answer:
-        return f"line {line} returns True" + (f" because {test}" if test else ": V2 is the default, and nothing speaks against it")
+        return f"line {line} returns True" + (
+            f" because {test}" if test else ": V2 is the default, and nothing speaks against it"
+        )
     unsupported = _features(configuration, interpreter, whole, "v2") if test == "unsupported" else []
     if unsupported:
         return f"V2 does not support it: {', '.join(unsupported)} (line {line})"
@@ -310,17 +352,37 @@ _LISTED = "return any(a in DEFAULTS for a in self.model_config.architectures)"
 VALID = (
     Example("a list of architectures", _install(_LISTED), "yes", items=2),
     Example("on for everything", _install("return True"), "yes", items=2),
-    Example("hybrids stay behind", _install("if self.model_config.is_hybrid:\n    return False\nreturn not self.model_config.is_moe"), "yes", items=2),
     Example(
-        "the variable's default decides",
-        _install(_LISTED, "envs.VLLM_USE_V2_MODEL_RUNNER", "import os\nv = {'VLLM_USE_V2_MODEL_RUNNER': lambda: bool(int(os.getenv('VLLM_USE_V2_MODEL_RUNNER', '0')))}\n"),
+        "hybrids stay behind",
+        _install("if self.model_config.is_hybrid:\n    return False\nreturn not self.model_config.is_moe"),
         "yes",
         items=2,
     ),
-    Example("before the second runner", {"vllm/v1/worker/gpu_model_runner.py": "class GPUModelRunner: ...\n"}, "yes", items=2),
+    Example(
+        "the variable's default decides",
+        _install(
+            _LISTED,
+            "envs.VLLM_USE_V2_MODEL_RUNNER",
+            "import os\nv = {'VLLM_USE_V2_MODEL_RUNNER': lambda: bool(int(os.getenv('VLLM_USE_V2_MODEL_RUNNER', '0')))}\n",
+        ),
+        "yes",
+        items=2,
+    ),
+    Example(
+        "before the second runner",
+        {"vllm/v1/worker/gpu_model_runner.py": "class GPUModelRunner: ...\n"},
+        "yes",
+        items=2,
+    ),
 )
 INVALID = (
-    Example("decided by something that the code alone can't show", _install("return self.cluster.prefers_v2()"), "unknown"),
+    Example(
+        "decided by something that the code alone can't show", _install("return self.cluster.prefers_v2()"), "unknown"
+    ),
     Example("no worker picks a runner", {"vllm/config/vllm.py": _install(_LISTED)["vllm/config/vllm.py"]}, "unknown"),
-    Example("a worker that builds one runner, an unused list beside it", {**_install(_LISTED), "vllm/v1/worker/gpu_worker.py": "class Worker: ...\n"}, "unknown"),
+    Example(
+        "a worker that builds one runner, an unused list beside it",
+        {**_install(_LISTED), "vllm/v1/worker/gpu_worker.py": "class Worker: ...\n"},
+        "unknown",
+    ),
 )

@@ -1,6 +1,6 @@
-"""The speculative methods that the configuration accepts, as its code declares them: the ``Literal`` of the field ``method``, with the
-aliases in it resolved. A method named here is a name that parses, no more: whether a runner implements it is another question
-(``dflash-support`` for dflash)."""
+"""The speculative methods that the configuration accepts, as its code declares them: the ``Literal`` of the field
+``method``, with the aliases in it resolved. A method named here is a name that parses, no more: whether a runner
+implements it is another question (``dflash-support`` for dflash)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rules.recheck import Recheck
 
 ID = "spec-methods"
 QUESTION = "Which speculative methods does the configuration accept?"
-CHANGES_IF = "the Literal of the field `method` (or an alias in it) is edited, or a plugin replaces the configuration class"
+CHANGES_IF = (
+    "the Literal of the field `method` (or an alias in it) is edited, or a plugin replaces the configuration class"
+)
 NEEDLES = (b"Literal[",)
 _FIELD = "method"
 
@@ -24,8 +26,9 @@ def extract(path: str, source: bytes) -> list[Fact]:
 
 
 def literal_fields(source: bytes, field: str) -> list[Fact]:
-    """Every class field of that name whose annotation is a Literal (or an alias of one) of strings, in a class about speculation:
-    its values in order, each with the line that spells it and the alias that it comes through, and the field's default."""
+    """Every class field of that name whose annotation is a Literal (or an alias of one) of strings, in a class about
+    speculation: its values in order, each with the line that spells it and the alias that it comes through, and the
+    field's default."""
     tree = tree_of(source)
     aliases = {
         target.id: node.value
@@ -42,7 +45,11 @@ def literal_fields(source: bytes, field: str) -> list[Fact]:
             yield node.value, node.lineno, through
         elif isinstance(node, ast.Name) and node.id in aliases:
             yield from values(aliases[node.id], node.id, depth + 1)
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] in ("Literal", "Optional", "Union"):
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] in (
+            "Literal",
+            "Optional",
+            "Union",
+        ):
             yield from values(node.slice, through, depth + 1)
         elif isinstance(node, ast.Tuple):
             for element in node.elts:
@@ -78,7 +85,9 @@ def judge(ctx: Context) -> Verdict:
         evidence.append(ctx.evidence(file, lines[0], lines[-1], fact["symbol"]))
         evidence.append(ctx.evidence(file, fact["line"], fact["end_line"], fact["symbol"]))
         check.lines(file, lines[0], lines[-1]).lines(file, fact["line"], fact["end_line"])
-        items += [{"method": v, "file": file.path, "line": line, "alias": through} for v, line, through in fact["values"]]
+        items += [
+            {"method": v, "file": file.path, "line": line, "alias": through} for v, line, through in fact["values"]
+        ]
     names = [str(item["method"]) for item in items]
     plain = [n for n in names if not n.endswith("_mtp")]
     mtp = len(names) - len(plain)
@@ -98,11 +107,22 @@ def _one(before: str, annotation: str) -> dict[str, str]:
 
 VALID = (
     Example("one Literal", _one("", 'Literal["ngram", "eagle"] | None'), "yes", items=2),
-    Example("aliases within aliases", _one('A = Literal["x_mtp"]\nB = Literal["eagle", A]\nM = Literal["ngram", B]', "M | None"), "yes", items=3),
-    Example("Optional, and a name twice", _one('M = Literal["ngram", "ngram", "ddtree"]', "Optional[M]"), "yes", items=2),
+    Example(
+        "aliases within aliases",
+        _one('A = Literal["x_mtp"]\nB = Literal["eagle", A]\nM = Literal["ngram", B]', "M | None"),
+        "yes",
+        items=3,
+    ),
+    Example(
+        "Optional, and a name twice", _one('M = Literal["ngram", "ngram", "ddtree"]', "Optional[M]"), "yes", items=2
+    ),
 )
 INVALID = (
     Example("any string", _one("", "str"), "unknown"),
-    Example("a Literal of another class", {"vllm/config/a.py": 'class SpeculativeThing:\n    other: Literal["a"]\n'}, "unknown"),
+    Example(
+        "a Literal of another class",
+        {"vllm/config/a.py": 'class SpeculativeThing:\n    other: Literal["a"]\n'},
+        "unknown",
+    ),
     Example("no configuration", {"vllm/a.py": "M = Literal['ngram']  # Speculative\n"}, "unknown"),
 )
