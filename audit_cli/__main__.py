@@ -16,7 +16,8 @@ def main() -> None:
 
 
 def _refuse_foreign_packages() -> None:
-    """``rules``, ``reports`` and ``probes`` are common names: with another distribution's in front, nothing here may run."""
+    """``rules``, ``reports`` and ``probes`` are common names: with another distribution's in front, nothing here may
+    run."""
     ours = Path(__file__).resolve().parent.parent
     for name in ("rules", "reports", "probes"):
         spec = importlib.util.find_spec(name)

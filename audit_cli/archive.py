@@ -1,4 +1,5 @@
-"""The inventory of a wheel or a tarball, read in place: nothing is unpacked, no name in it becomes a name on this disk."""
+"""The inventory of a wheel or a tarball, read in place: nothing is unpacked, no name in it becomes a name on this
+disk."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import IO, Any
 
 from audit_cli.errors import DdauditError, host
 from audit_cli.store import Store, write_atomic
-from probes import inventory, op_schemas
+from probes import inventory, metadata, op_schemas
 
 MAX_SOURCE = inventory.MAX_SOURCE
 MAX_TOTAL = 24 << 30
@@ -36,7 +37,8 @@ _FORMAT = 2
 
 
 class Wheel:
-    """A wheel file. ``data`` is its inventory (the form that ``probes.inventory`` gives), ``schemas`` the op schemas by sha256."""
+    """A wheel file. ``data`` is its inventory (the form that ``probes.inventory`` gives), ``schemas`` the op schemas
+    by sha256."""
 
     def __init__(self, path: Path, cache: Path) -> None:
         self.path = path
@@ -138,22 +140,22 @@ def of_members(digests: Mapping[str, tuple[int, str]], texts: Mapping[str, str],
             "no member's name begins with vllm/",
             "give a wheel of vLLM, or a tarball of a site-packages folder",
         )
-    metadata = sorted({name.split("/")[0] for name in texts if name.split("/")[0].endswith(".dist-info")})
+    folders = sorted({name.split("/")[0] for name in texts if name.split("/")[0].endswith(".dist-info")})
     versions, points, mine = {}, [], ""
     owned: dict[str, set[str]] = {}
-    for folder in metadata:
+    for folder in folders:
         name, version = _name_and_version(folder, texts.get(f"{folder}/METADATA", ""))
         if name in inventory.VERSIONS:
             versions[name] = version
         if name == "vllm":
             mine = folder
-        for group, point, value in inventory.parse_entry_points(texts.get(f"{folder}/entry_points.txt", "")):
+        for group, point, value in metadata.parse_entry_points(texts.get(f"{folder}/entry_points.txt", "")):
             if group == "vllm" or group.startswith("vllm."):
                 points.append([group, point, value, name, version])
                 if name != "vllm":
                     tops = {
                         p.split("/")[0]
-                        for p in inventory.parse_record(texts.get(f"{folder}/RECORD", ""))
+                        for p in metadata.parse_record(texts.get(f"{folder}/RECORD", ""))
                         if p.endswith(".py")
                     }
                     owned.setdefault(name, set()).update(tops | {value.split(":")[0].split(".")[0]})
@@ -161,11 +163,14 @@ def of_members(digests: Mapping[str, tuple[int, str]], texts: Mapping[str, str],
         _tree(f"plugin:{name}", digests, tops - {"vllm"}) for name, tops in sorted(owned.items())
     ]
     injected = [
-        f"{name}: {line.strip()[:300]}" for name, text in sorted(texts.items()) if name.endswith(".pth") for line in text.splitlines()
+        f"{name}: {line.strip()[:300]}"
+        for name, text in sorted(texts.items())
+        if name.endswith(".pth")
+        for line in text.splitlines()
         if line.startswith("import")
-    ]  # fmt: skip
+    ]
     injected += sorted(name for name in digests if name in ("sitecustomize.py", "usercustomize.py"))
-    listed = inventory.parse_record(texts.get(f"{mine}/RECORD", "")) if mine else {}
+    listed = metadata.parse_record(texts.get(f"{mine}/RECORD", "")) if mine else {}
     if any(name.startswith("vllm/") for name in listed):
         here = {name: digest for name, (_, digest) in digests.items() if not name.endswith(".pyc")}
         record = inventory.compare(listed, here, (), "vllm")
@@ -193,7 +198,8 @@ def _tree(origin: str, digests: Mapping[str, tuple[int, str]], tops: set[str]) -
 
 
 def read_tarball(path: Path, store: Store) -> tuple[dict[str, Any], dict[str, list[str] | None]]:
-    """Inventory and op schemas of a tarball of a site-packages folder (any folder above it is left out); its sources go into the store."""
+    """Inventory and op schemas of a tarball of a site-packages folder (any folder above it is left out); its sources
+    go into the store."""
     digests: dict[str, tuple[int, str]] = {}
     schemas: dict[str, list[str] | None] = {}
     texts: dict[str, str] = {}
@@ -282,9 +288,9 @@ def _is_metadata(name: str) -> bool:
     ) or name.endswith(".pth")
 
 
-def _name_and_version(folder: str, metadata: str) -> tuple[str, str]:
+def _name_and_version(folder: str, text: str) -> tuple[str, str]:
     name, _, version = folder.removesuffix(".dist-info").partition("-")
-    for line in metadata.splitlines():
+    for line in text.splitlines():
         if not line.strip():
             break
         if line.startswith("Name:"):

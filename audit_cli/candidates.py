@@ -1,4 +1,5 @@
-"""Where vLLM may be on a host: a POSIX shell script that looks where people put environments, and nowhere else. It reads names only."""
+"""Where vLLM may be on a host: a POSIX shell script that looks where people put environments, and nowhere else. It
+reads names only."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from audit_cli.transport.base import Limits, Transport
 
 _SCRIPT = r"""
 export LC_ALL=C
-look() { for d in "$1"/lib/python3*/site-packages "$1"/lib/python3*/dist-packages "$1"/lib/python3/dist-packages "$1"/local/lib/python3*/dist-packages; do
+look() { for d in "$1"/lib/python3*/site-packages "$1"/lib/python3*/dist-packages "$1"/lib/python3/dist-packages \
+  "$1"/local/lib/python3*/dist-packages; do
   for m in "$d"/vllm-*.dist-info "$d"/vllm.egg-link "$d"/__editable__.vllm-*.pth; do
     [ -e "$m" ] && printf 'DDFOUND %s\t%s\n' "$1" "${m##*/}"
   done
 done; }
-for base in "$VIRTUAL_ENV" "$CONDA_PREFIX" "$HOME" "$HOME"/.[a-zA-Z]* /opt /srv /app /workspace /data /mnt /usr/local /usr /root /home/*; do
+for base in "$VIRTUAL_ENV" "$CONDA_PREFIX" "$HOME" "$HOME"/.[a-zA-Z]* /opt /srv /app /workspace /data /mnt /usr/local \
+  /usr /root /home/*; do
   [ -d "$base" ] || continue
-  for venv in "$base" "$base"/*env* "$base"/*/.venv "$base"/*/venv "$base"/*/env "$base"/envs/* "$base"/*/envs/* "$base"/*/*env*; do
+  for venv in "$base" "$base"/*env* "$base"/*/.venv "$base"/*/venv "$base"/*/env \
+    "$base"/envs/* "$base"/*/envs/* "$base"/*/*env*; do
     [ -d "$venv/lib" ] && look "$venv"
   done
 done

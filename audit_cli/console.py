@@ -11,7 +11,8 @@ from audit_cli.errors import DdauditError
 
 
 class Console:
-    """Plain lines; a progress line that is redrawn when stderr is a terminal. ``verbose``: 1 says what is run where, 2 adds tracebacks."""
+    """Plain lines; a progress line that is redrawn when stderr is a terminal. ``verbose``: 1 says what is run where,
+    2 adds tracebacks."""
 
     def __init__(self, verbose: int = 0, quiet: bool = False) -> None:
         self.verbose, self.quiet = verbose, quiet

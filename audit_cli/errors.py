@@ -6,7 +6,8 @@ DONE, FOUND, USAGE, HOST, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class DdauditError(Exception):
-    """One line what, one line why, one line what to try. ``code`` names it in JSON, ``exit_code`` is one of the constants above."""
+    """One line what, one line why, one line what to try. ``code`` names it in JSON, ``exit_code`` is one of the
+    constants above."""
 
     def __init__(self, code: str, what: str, why: str = "", hint: str = "", exit_code: int = USAGE) -> None:
         super().__init__(what)

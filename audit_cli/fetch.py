@@ -1,4 +1,5 @@
-"""The files that the store lacks, in one stream. Nothing is extracted by name: each file is checked against its sha256 and stored under it."""
+"""The files that the store lacks, in one stream. Nothing is extracted by name: each file is checked against its
+sha256 and stored under it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _PIECE = 4 << 20
 
 
 class Receiver:
-    """Takes the stream as it comes; keeps each file as soon as it is whole, so that a link that breaks loses only the last one."""
+    """Takes the stream as it comes; keeps each file as soon as it is whole, so that a link that breaks loses only
+    the last one."""
 
     def __init__(self, nonce: str, wanted: Sequence[Found], store: Store, progress: Callable[[int, int], None]) -> None:
         self._mark = f"\x1eDD{nonce} stream\n".encode()
@@ -104,7 +106,8 @@ def fetch(
     progress: Callable[[int, int], None],
     limits: Limits | None = None,
 ) -> dict[str, str]:
-    """Get ``wanted`` into the store. Returns what could not be had (sha256 -> why). Raises DdauditError; what arrived stays."""
+    """Get ``wanted`` into the store. Returns what could not be had (sha256 -> why). Raises DdauditError; what
+    arrived stays."""
     total = sum(found.size for found in wanted)
     if total > MAX_FETCH:
         raise host(

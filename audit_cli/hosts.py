@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from audit_cli.targets import Spec
 from audit_cli.transport.base import Transport
 from audit_cli.transport.pipe import Pipe
 from audit_cli.wheels import cached
-from reports.model import Target
+from reports.model import Probe, Target
 
 _GIVE_VENV = "name the folder that holds bin/python: --venv PATH"
 
@@ -120,13 +121,7 @@ def _open(spec: Spec, options: Options, console: Console, transport: Transport, 
             else _GIVE_VENV
         )
         raise host("no-vllm", f"there is no vLLM in that environment on {transport.name}", why, hint)
-    target = Target(
-        spec.text,
-        spec.kind,
-        "" if local else transport.name,
-        f"{python} ({inventory.python.get('version', '?')})",
-        inventory.site_packages,
-    )
+    target = Target(spec.text, spec.kind, "" if local else transport.name, python, inventory.site_packages)
     if local:
         folder = Path(inventory.site_packages)
         return Opened(
@@ -139,7 +134,18 @@ def _open(spec: Spec, options: Options, console: Console, transport: Transport, 
         return ask(transport, python, ["op_schemas"], f"take({places})")[0]
 
     schemas = schemas_of(inventory.binaries, options.cache, ask_schemas)
-    return Opened(target, inventory, read, schemas, lost)
+    probes = _probes(transport, python, options, console)
+    return Opened(target, inventory, read, schemas, lost, probes=probes, host_key=getattr(transport, "host_key", ""))
+
+
+def _probes(transport: Transport, python: str, options: Options, console: Console) -> tuple[Probe, ...]:
+    if not options.probe:
+        return ()
+    from audit_cli.probing import run_probes
+
+    console.phase(f"Probing {transport.name}")
+    arguments: dict[str, dict[str, Any]] = {"models": {"models": list(options.models)}}
+    return run_probes(transport, python, arguments, progress=lambda id: console.detail(f"probe {id}"))
 
 
 def _inventory(spec: Spec, options: Options, transport: Transport, python: str, local: bool) -> Any:
@@ -147,7 +153,10 @@ def _inventory(spec: Spec, options: Options, transport: Transport, python: str, 
     if local:
         index = Index(options.cache, f"{python}\0{options.pythonpath}")
         data, _ = ask(
-            transport, python, ["inventory"], f"take({literal({**asked, 'index': index.known, 'stats': True})})"
+            transport,
+            python,
+            ["metadata", "inventory"],
+            f"take({literal({**asked, 'index': index.known, 'stats': True})})",
         )
         index.keep(data)
         return data
@@ -155,11 +164,9 @@ def _inventory(spec: Spec, options: Options, transport: Transport, python: str, 
     key = hashlib.sha256(json.dumps([spec.text, python, options.container, options.pythonpath]).encode()).hexdigest()
     kept = options.cache / "indexes" / f"{key}.host"
     known: dict[str, Any] = {}
-    try:
+    with contextlib.suppress(OSError, ValueError):
         known = json.loads(kept.read_bytes())
-    except (OSError, ValueError):
-        pass
-    data, digest = ask(transport, python, ["inventory"], f"take({literal(asked)})", known=known.keys())
+    data, digest = ask(transport, python, ["metadata", "inventory"], f"take({literal(asked)})", known=known.keys())
     if data is None:
         return known[digest]
     write_atomic(kept, json.dumps({digest: data}, separators=(",", ":")).encode())
@@ -167,7 +174,8 @@ def _inventory(spec: Spec, options: Options, transport: Transport, python: str, 
 
 
 def _sources(inventory: Inventory, options: Options, console: Console, transport: Transport, python: str) -> Any:
-    """(reader by sha256, what could not be had): from the store, from a wheel that is here, from the host, in this order."""
+    """(reader by sha256, what could not be had): from the store, from a wheel that is here, from the host, in this
+    order."""
     store = Store(options.cache / "files")
     wheel: Wheel | None = None
     missing = list({found.sha256: found for found in inventory.sources if not store.has(found.sha256)}.values())

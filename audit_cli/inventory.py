@@ -21,7 +21,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Found:
-    """One file of an install. ``place`` is its absolute path where it lies, exactly as the host gave it (used to ask for it only)."""
+    """One file of an install. ``place`` is its absolute path where it lies, exactly as the host gave it (used to ask
+    for it only)."""
 
     path: str
     place: str
@@ -127,7 +128,8 @@ def tree_of(
     schemas: Mapping[str, tuple[str, ...] | None],
     unreadable: Mapping[str, str],
 ) -> InstallTree:
-    """The install as the rules see it. ``schemas`` is by sha256; ``unreadable`` (sha256 -> why) are files that could not be fetched."""
+    """The install as the rules see it. ``schemas`` is by sha256; ``unreadable`` (sha256 -> why) are files that could
+    not be fetched."""
     files = [
         SourceFile(f.path, f.sha256, f.size, f.origin, f.stock) for f in inventory.sources if f.sha256 not in unreadable
     ]

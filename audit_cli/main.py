@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import click
 import typer
@@ -36,14 +36,14 @@ Targets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
-Out = Annotated[Optional[Path], typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
 Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
 Rules = Annotated[
-    Optional[list[Path]], typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)
+    list[Path] | None, typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)
 ]
 Venv = Annotated[str, typer.Option("--venv", help="The environment that runs vLLM: the folder that holds bin/python.")]
 PythonPath = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option("--pythonpath", help="A folder that PYTHONPATH adds where vLLM runs (repeatable)."),
 ]
 Verbose = Annotated[
@@ -129,7 +129,7 @@ def scan(
     rules: Rules = None,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Leave the live probes out.")] = False,
     fail_on: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(
             "--fail-on", metavar="ID=OUTCOME", help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable)."
         ),
@@ -158,7 +158,7 @@ def scan(
     conditions = [fails(text) for text in fail_on or ()]
     if len(targets) > 1:
         raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
-    audit = scan_target(parse(targets[0]), options, console, tuple(rules or ()), probe=not no_probe)
+    audit = scan_target(parse(targets[0]), options, console, tuple(rules or ()))
     saved = kept.keep(audit, paths.state_dir() / "audits")
     show(audit, console, as_json=as_json, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):
@@ -211,3 +211,80 @@ def cache_warm(
     from audit_cli import caches
 
     return caches.warm(targets, Console(verbose))
+
+
+@app.command()
+def recheck(
+    audit: Annotated[str, typer.Argument(help="A JSON file of --json, the id of a kept audit, or `last`.")],
+    target: Annotated[str, typer.Argument(help="Where to look; by default, the audit's own target.")] = "",
+    venv: Venv = "",
+    pythonpath: PythonPath = None,
+    as_json: Json = False,
+    run_commands: Annotated[
+        bool, typer.Option("--run", help="Run the commands of an audit that was not made here.")
+    ] = False,
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="changed", help="Exit 1 when something no longer holds.")
+    ] = "",
+    identity: Identity = "",
+    ssh_config: SshConfig = "",
+    host_key: HostKey = "",
+    ssh_backend: Backend = "paramiko",
+    verbose: Verbose = 0,
+) -> int:
+    """Does an audit still hold? Its evidence is hashed again, its commands are run where the install is on this
+    machine."""
+    from audit_cli import kept, paths
+    from audit_cli.opening import Options, open_target
+    from audit_cli.recheck import lines
+    from audit_cli.recheck import recheck as check
+    from audit_cli.targets import parse
+
+    if fail_on not in ("", "changed"):
+        raise DdauditError("usage", f"--fail-on {fail_on} says nothing here", "", "--fail-on changed")
+    console = Console(verbose, quiet=as_json)
+    folder = paths.state_dir() / "audits"
+    path = kept.find(audit, folder)
+    then = kept.load(path)
+    if not target and then.target.kind in ("ssh", "local") and not venv:
+        venv = then.target.python
+    options = Options(paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend)
+    opened = open_target(parse(target or then.target.spec), options, console)
+    console.end_phase()
+    ours = path.resolve().parent == folder.resolve()
+    outcome = check(then, opened, run_commands=ours or run_commands)
+    print(outcome.to_json() if as_json else "\n".join(lines(outcome)))
+    return FOUND if fail_on and not outcome.holds else DONE
+
+
+@app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="A host to look at too.")] = "",
+    venv: Venv = "",
+    identity: Identity = "",
+    ssh_config: SshConfig = "",
+    host_key: HostKey = "",
+    ssh_backend: Backend = "paramiko",
+    container: Container = "",
+    sudo: Sudo = False,
+    verbose: Verbose = 0,
+) -> int:
+    """What a scan needs, here and on a host: one line each, with what to do about it. Exit 3 when something is
+    missing."""
+    from audit_cli import doctor as checks
+    from audit_cli import paths
+    from audit_cli.opening import Options
+    from audit_cli.targets import parse
+
+    options = Options(paths.cache_dir(), venv, (), identity, ssh_config, host_key, ssh_backend, container, sudo)
+    bad = False
+    found = [checks.here()]
+    if target:
+        spec = parse(target)
+        if spec.kind not in ("ssh", "local"):
+            raise DdauditError("usage", f"{target} is no host", "", "give user@host, or local")
+        found.append(checks.there(spec, options, Console(verbose, quiet=True)))
+    for check in (check for group in found for check in group):
+        print(check.line(), flush=True)
+        bad = bad or check.state == "bad"
+    return HOST if bad else DONE

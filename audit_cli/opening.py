@@ -20,7 +20,7 @@ from audit_cli.targets import Spec
 from audit_cli.wheels import wheel_for
 from probes import inventory as probe
 from probes import op_schemas
-from reports.model import Target
+from reports.model import Probe, Target
 
 Schemas = Mapping[str, tuple[str, ...] | None]
 
@@ -38,11 +38,14 @@ class Options:
     ssh_backend: str = "paramiko"
     container: str = ""
     sudo: bool = False
+    probe: bool = False  # run the live probes while the host is connected
+    models: tuple[str, ...] = ()  # for the probe that reads model configurations there
 
 
 @dataclass(frozen=True)
 class Opened:
-    """``folder`` is where the install lies on this machine, None when it doesn't. ``unreadable``: sha256 -> why it could not be had."""
+    """``folder`` is where the install lies on this machine, None when it doesn't. ``unreadable``: sha256 -> why it
+    could not be had."""
 
     target: Target
     inventory: Inventory
@@ -50,7 +53,8 @@ class Opened:
     schemas: Schemas
     unreadable: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
-    link: dict[str, Any] = field(default_factory=dict)  # how the host was reached: host key, way
+    probes: tuple[Probe, ...] = ()
+    host_key: str = ""
 
 
 def open_target(spec: Spec, options: Options, console: Console) -> Opened:
@@ -173,7 +177,8 @@ def _tuples(schemas: Mapping[str, list[str] | None]) -> dict[str, tuple[str, ...
 
 
 class Index:
-    """Hashes of this machine's files by size, times and inode, as git keeps them: an unchanged install is not read again."""
+    """Hashes of this machine's files by size, times and inode, as git keeps them: an unchanged install is not read
+    again."""
 
     def __init__(self, cache: Path, name: str) -> None:
         self._file = cache / "indexes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.stat"

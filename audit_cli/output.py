@@ -19,7 +19,8 @@ _PATHS = ("native", "standalone", "retrain", "chain", "none")
 def show(
     audit: Audit, console: Console, *, as_json: bool, out: Path | None, redact: bool, saved: Path | None = None
 ) -> None:
-    """Print, or write to ``out``. The three lines of the answer go to stderr, unless the report that begins with them goes to a terminal."""
+    """Print, or write to ``out``. The three lines of the answer go to stderr, unless the report that begins with
+    them goes to a terminal."""
     if redact:
         from reports.redact import redact as without_names
 
@@ -41,17 +42,26 @@ def show(
 
 
 def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> None:
-    from reports.summary import lines
+    console.end_phase()
+    if console.tty:
+        from rich.console import Console as Rich
 
-    for line in lines(audit):
-        console.say(line)
+        from reports.terminal import render
+
+        Rich(stderr=True).print(render(audit))
+    else:
+        from reports.summary import lines
+
+        for line in lines(audit):
+            console.say(line)
     console.say(
         f"report: {out}" if out else f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again"
     )
 
 
 def fails(text: str) -> Callable[[Audit], bool]:
-    """The condition that ``--fail-on`` names: ID=OUTCOME, path=PATH. Raises DdauditError (exit 2) when it names none."""
+    """The condition that ``--fail-on`` names: ID=OUTCOME, path=PATH. Raises DdauditError (exit 2) when it names
+    none."""
     id, equals, wanted = text.partition("=")
     if id == "path" and wanted in _PATHS:
         return lambda audit: audit.recommendation.path == wanted

@@ -14,7 +14,8 @@ from typing import Any
 from audit_cli.errors import DdauditError, host
 from audit_cli.transport.base import LOST, Limits, Result, Sink, Transport
 
-#: Reads the script's length from its first argument, so that the input can stay open while the script runs: it ends when that closes.
+#: Reads the script's length from its first argument, so that the input can stay open while the script runs: it ends
+# when that closes.
 _BOOT = 'import sys;i=getattr(sys.stdin,"buffer",sys.stdin);exec(i.read(int(sys.argv[1])))'
 #: Runs on any Python, so that one that is too old can say so.
 _GATE = """\
@@ -25,6 +26,7 @@ if sys.version_info < (3, 8):
 else:
     exec(compile(%(source)s, "<ddaudit>", "exec"), {"__name__": "ddaudit"})
 """
+_OUR_IMPORT = re.compile(r"^from probes\.\w+ import (?:\([^)]*\)|[^(\n]*)\n", re.M)
 MAX_ANSWER = 256 << 20
 
 
@@ -34,6 +36,7 @@ def script(nonce: str, seconds: float, names: Sequence[str], call: str) -> bytes
         importlib.resources.files("probes").joinpath(f"{name}.py").read_text("utf-8") for name in ("frame", *names)
     ]
     future = "from __future__ import annotations\n"
+    parts = [_OUR_IMPORT.sub("", part) for part in parts]  # they travel in one text
     body = (
         future
         + "\n".join(part.replace(future, "") for part in parts)
@@ -50,7 +53,8 @@ def ask(
     known: Collection[str] = (),
     limits: Limits = Limits(),
 ) -> tuple[Any, str]:
-    """Run ``answer(nonce, <call>)`` on the host's Python. Returns (value, its sha256); value is None when the sha256 is in ``known``."""
+    """Run ``answer(nonce, <call>)`` on the host's Python. Returns (value, its sha256); value is None when the sha256
+    is in ``known``."""
     nonce = secrets.token_hex(8)
     text = script(nonce, limits.total, names, f"answer({nonce!r}, {call}, {list(known)!r})")
     result = transport.run([python, "-I", "-B", "-c", _BOOT, str(len(text))], text, limits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import importlib
 import json
 import time
 from collections.abc import Sequence
@@ -21,9 +20,7 @@ from reports.model import Audit, Install, Made, Recommendation
 from rules.engine import Judgement, Progress, judge
 
 
-def scan_target(
-    spec: Spec, options: Options, console: Console, extra_rules: Sequence[Path] = (), probe: bool = True
-) -> Audit:
+def scan_target(spec: Spec, options: Options, console: Console, extra_rules: Sequence[Path] = ()) -> Audit:
     """The audit of one target. Raises DdauditError when there is nothing to judge."""
     start = time.monotonic()
     at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -50,9 +47,8 @@ def _audit(
             from reports.summary import headline
 
             early = Audit(opened.target, install(), step.provisional, made=Made(at, provisional=True))
-            console.say(
-                f"after {time.monotonic() - start:.1f} s: {headline(early)} ({step.done:,} of {step.total:,} files read)"
-            )
+            seconds = time.monotonic() - start
+            console.say(f"after {seconds:.1f} s: {headline(early)} ({step.done:,} of {step.total:,} files read)")
 
     try:
         judgement = judge(tree, cache=options.cache / "facts", extra_rules=extra_rules, progress=progress)
@@ -67,7 +63,8 @@ def _audit(
         target=opened.target,
         install=install(),
         verdicts=judgement.verdicts,
-        recommendation=_recommend(judgement),
+        probes=opened.probes,
+        recommendation=_recommend(judgement, opened.target.spec, tree.vllm_version),
         errors=(*_notices(inventory), *judgement.errors),
         trail=judgement.trail,
         assumptions=judgement.assumptions,
@@ -76,10 +73,10 @@ def _audit(
     )
 
 
-def _recommend(judgement: Judgement) -> Recommendation:
-    recommend: Any = importlib.import_module("audit_cli.recommend")
-    advice: Recommendation = recommend.recommend(judgement.verdicts)
-    return advice
+def _recommend(judgement: Judgement, spec: str, version: str) -> Recommendation:
+    from audit_cli.recommend import recommend
+
+    return recommend(judgement.verdicts, spec=spec, vllm_version=version)
 
 
 def manifest_sha256(inventory: Inventory) -> str:
@@ -93,7 +90,7 @@ def _notices(inventory: Inventory) -> list[dict[str, Any]]:
     notices = []
     if len(inventory.copies) > 1:
         others = [copy for copy in inventory.copies if copy != inventory.vllm]
-        hint = "the first on Python's path is the one in force; remove the others, or pass the same --pythonpath as the service"
+        hint = "the first on the path is in force; remove the others, or pass the --pythonpath that the service has"
         notices.append(
             {
                 "code": "copies",

@@ -28,7 +28,8 @@ class Store:
         return self.path(sha256).is_file()
 
     def get(self, sha256: str) -> bytes:
-        """The bytes. An object that is not what its name says (a damaged disk) is removed and counts as absent. Raises OSError."""
+        """The bytes. An object that is not what its name says (a damaged disk) is removed and counts as absent.
+        Raises OSError."""
         path = self.path(sha256)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != sha256:

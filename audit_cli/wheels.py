@@ -21,7 +21,8 @@ _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(40, 16, -1)] + [
 
 
 def wheel_for(requirement: str, folder: Path) -> Path:
-    """The wheel of ``name==version`` (from the cache when it is there) or of the newest ``name``. Raises DdauditError."""
+    """The wheel of ``name==version`` (from the cache when it is there) or of the newest ``name``. Raises
+    DdauditError."""
     match = _REQUIREMENT.fullmatch(requirement)
     if match is None:
         raise usage(f"pypi:{requirement} is not a release", "a name, or name==version", "try pypi:vllm==0.33.0")
@@ -47,7 +48,8 @@ def wheel_for(requirement: str, folder: Path) -> Path:
 
 
 def cached(name: str, version: str, folder: Path) -> Path | None:
-    """The wheel of that version in ``folder``, if any; with several builds of it, the one with the highest build number."""
+    """The wheel of that version in ``folder``, if any; with several builds of it, the one with the highest build
+    number."""
     stem = re.sub(r"[-_.]+", "_", name).lower()
 
     def build(path: Path) -> int:

@@ -1,6 +1,8 @@
-"""The two ends of a script's life on a host: how its answer is framed, and that it ends with its link. Sent in front of every script.
+"""The two ends of a script's life on a host: how its answer is framed, and that it ends with its link. Sent in front
+of every script.
 
-The answer is  ``\\x1eDD<nonce> <length> <sha256>\\n<zlib data>\\n\\x1eDD<nonce>\\n``: what a login shell prints around it is not read.
+The answer is  ``\\x1eDD<nonce> <length> <sha256>\\n<zlib data>\\n\\x1eDD<nonce>\\n``: what a login shell prints
+around it is not read.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 
 
 def end_with_link(seconds: int) -> None:
-    """End this process when its standard input closes (the client has gone) or after ``seconds``: nothing is left running on the host."""
+    """End this process when its standard input closes (the client has gone) or after ``seconds``: nothing is left
+    running on the host."""
     import signal
 
     if hasattr(signal, "alarm"):

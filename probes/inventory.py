@@ -1,34 +1,42 @@
-"""What an install is made of, read by the host's own Python: the standard library alone, nothing imported from vLLM, nothing written.
+"""What an install is made of, read by the host's own Python: the standard library alone, nothing imported from vLLM,
+nothing written.
 
-Shipped as text and run with ``python -I -B`` (Python 3.8 or newer); imported by the auditor itself for folders and wheels. ``take`` answers
+Shipped as text and run with ``python -I -B`` (Python 3.8 or newer); imported by the auditor itself for folders and
+wheels. ``take`` answers
 with plain JSON values. Everything that it walks is bounded in depth, number and size: the folder may be anything.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import importlib.util
-import io
 import os
 import platform
-import re
 import site
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
+from probes.metadata import (
+    distributions,
+    editable_of,
+    injected_by,
+    name_and_version,
+    parse_entry_points,
+    parse_record,
+    read_text,
+    where,
+)
+
 MAX_FILES = 50_000
 MAX_DEPTH = 32
 MAX_SOURCE = 64 << 20
 MAX_BINARY = 8 << 30
-MAX_METADATA = 16 << 20
 #: Variables that change what vLLM runs. Values of no other variable leave the host.
 ENVIRONMENT = (
-    "VLLM_PLUGINS", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_PRECOMPILED", "VLLM_TARGET_DEVICE",
-    "VLLM_SAMPLER", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_TRITON_FLASH_ATTN", "VLLM_BATCH_INVARIANT",
+    "VLLM_PLUGINS", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_PRECOMPILED",
+    "VLLM_TARGET_DEVICE", "VLLM_SAMPLER", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_USE_TRITON_FLASH_ATTN", "VLLM_BATCH_INVARIANT",
 )  # fmt: skip
 VERSIONS = (
     "vllm",
@@ -54,9 +62,11 @@ def is_binary(name: str) -> bool:
 
 
 def walk(folder: str, prefix: str) -> Iterator[Tuple[str, str, Optional[os.stat_result], str]]:
-    """(path below the root, absolute path, stat, why it can't be used) of every file below ``folder``, sorted; byte code is left out.
+    """(path below the root, absolute path, stat, why it can't be used) of every file below ``folder``, sorted; byte
+    code is left out.
 
-    Links are followed as Python follows them, each folder once. What is neither a file nor a folder is reported, never opened.
+    Links are followed as Python follows them, each folder once. What is neither a file nor a folder is reported,
+    never opened.
     """
     seen = set()  # type: set[Tuple[int, int]]
     todo = [(folder, prefix, 0)]
@@ -126,7 +136,8 @@ def stat_key(found: os.stat_result) -> FileStat:
 def hash_all(
     found: List[Tuple[str, str, os.stat_result]], index: Index
 ) -> Iterator[Tuple[str, str, os.stat_result, str, str]]:
-    """(path, absolute path, stat, sha256, why not) of each. ``index`` saves reading what has the size, times and inode it had."""
+    """(path, absolute path, stat, sha256, why not) of each. ``index`` saves reading what has the size, times and
+    inode it had."""
 
     def one(item: Tuple[str, str, os.stat_result]) -> Tuple[str, str, os.stat_result, str, str]:
         path, absolute, status = item
@@ -149,77 +160,9 @@ def hash_all(
             yield result
 
 
-def parse_record(text: str) -> Dict[str, str]:
-    """path -> sha256 in hex ("" where RECORD gives none) of a RECORD file (PEP 376)."""
-    record = {}
-    for row in csv.reader(io.StringIO(text)):
-        if not row or row[0].endswith(".pyc"):
-            continue
-        value = row[1] if len(row) > 1 else ""
-        digest = ""
-        if value.startswith("sha256="):
-            try:
-                digest = base64.urlsafe_b64decode(value[7:] + "=" * (-len(value[7:]) % 4)).hex()
-            except ValueError:
-                digest = "unreadable"
-        record[row[0].replace("\\", "/")] = digest
-    return record
-
-
-def parse_entry_points(text: str) -> Iterator[Tuple[str, str, str]]:
-    """(group, name, value) of an entry_points.txt."""
-    group = ""
-    for line in text.splitlines():
-        line = line.strip()
-        if line.startswith("[") and line.endswith("]"):
-            group = line[1:-1].strip()
-        elif group and "=" in line and not line.startswith(("#", ";")):
-            name, value = line.split("=", 1)
-            yield group, name.strip(), value.split("[")[0].strip()
-
-
-def read_text(path: str) -> str:
-    """The text of a small file, "" when it isn't there."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        with open(path, "rb") as file:
-            return file.read(MAX_METADATA).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def name_and_version(folder: str) -> Tuple[str, str]:
-    """Name (normalized, PEP 503) and version that a dist-info folder's METADATA states, else the ones in its name."""
-    name, _, version = os.path.basename(folder).rsplit(".", 1)[0].partition("-")
-    for line in (read_text(folder + "/METADATA") or read_text(folder + "/PKG-INFO")).splitlines():
-        if not line.strip():
-            break
-        if line.startswith("Name:"):
-            name = line[5:].strip()
-        elif line.startswith("Version:"):
-            version = line[8:].strip()
-    return re.sub(r"[-_.]+", "-", name).lower(), version
-
-
-def distributions(path: Iterable[str]) -> Iterator[str]:
-    """The metadata folders of the distributions on ``path``, the first of a name wins as it does for Python."""
-    seen = set()
-    for folder in path:
-        try:
-            names = sorted(os.listdir(folder or "."))
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")):
-                key = re.sub(r"[-_.]+", "-", name.rsplit(".", 1)[0].split("-")[0]).lower()
-                if key not in seen:
-                    seen.add(key)
-                    yield os.path.join(folder, name)
-
-
 def root_of_tree(origin: str, root: str, tops: Iterable[str], index: Index) -> Dict[str, Any]:
-    """The files of the packages or modules ``tops`` (paths below ``root``): .py and binaries in ``files``, the others' hashes in ``others``."""
+    """The files of the packages or modules ``tops`` (paths below ``root``): .py and binaries in ``files``, the
+    others' hashes in ``others``."""
     found, failed = [], []
     for top in tops:
         absolute = os.path.join(root, top)
@@ -252,7 +195,8 @@ def root_of_tree(origin: str, root: str, tops: Iterable[str], index: Index) -> D
 
 
 def is_program(path: str, status: os.stat_result) -> bool:
-    """Whether it is a compiled program that a package ships (vLLM has one): code that no rule reads, so it has to be named."""
+    """Whether it is a compiled program that a package ships (vLLM has one): code that no rule reads, so it has to be
+    named."""
     if status.st_size < 1 << 16 or "." in os.path.basename(path):
         return False
     try:
@@ -288,7 +232,8 @@ def compare(record: Dict[str, str], here: Dict[str, str], gone: Iterable[str], t
 
 
 def record_of(metadata: str, tree: Dict[str, Any], top: str = "vllm") -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """(comparison, RECORD) for the distribution whose metadata folder lies beside the tree; an editable install has no RECORD of its files."""
+    """(comparison, RECORD) for the distribution whose metadata folder lies beside the tree; an editable install has
+    no RECORD of its files."""
     record = parse_record(read_text(metadata + "/RECORD")) if metadata else {}
     if not any(path.startswith(top + "/") for path in record):
         return {"status": "unknown", "changed": [], "missing": [], "orphans": [], "files": 0}, {}
@@ -303,62 +248,9 @@ def record_of(metadata: str, tree: Dict[str, Any], top: str = "vllm") -> Tuple[D
     return compare(record, here, (path for path, _ in tree["failed"]), top), record
 
 
-def editable_of(metadata: str) -> str:
-    """The line of a distribution's direct_url.json when it is installed in editable mode, else ""."""
-    text = read_text(metadata + "/direct_url.json")
-    if not re.search(r'"editable"\s*:\s*true', text):
-        return ""
-    url = re.search(r'"url"\s*:\s*"([^"]*)"', text)
-    name = os.path.basename(metadata)
-    return "%s: editable install of %s" % (
-        name,
-        re.sub(r"//[^/@]*@", "//", url.group(1)) if url else "an unnamed folder",
-    )
-
-
-def injected_by(path: Iterable[str]) -> Tuple[List[str], List[str]]:
-    """(what runs when Python starts, as text; the modules named there): .pth lines that import, sitecustomize, usercustomize."""
-    lines, modules = [], []
-    for folder in path:
-        try:
-            names = sorted(os.listdir(folder or "."))
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith(".pth"):
-                for line in read_text(os.path.join(folder, name)).splitlines():
-                    if line.startswith(("import ", "import\t")):
-                        lines.append("%s: %s" % (name, line.strip()[:300]))
-                        modules += re.findall(r"\bimport\s+([A-Za-z_]\w*)", line) + re.findall(
-                            r"__import__\(['\"](\w+)", line
-                        )
-            elif name in ("sitecustomize.py", "usercustomize.py"):
-                lines.append(os.path.join(folder, name))
-                modules.append(name[:-3])
-    standard = getattr(
-        sys, "stdlib_module_names", frozenset(sys.builtin_module_names) | {"os", "sys", "types", "importlib"}
-    )
-    return lines, [name for name in dict.fromkeys(modules) if name not in standard]
-
-
-def where(name: str) -> Optional[Tuple[str, str]]:
-    """(root, path below it) of an importable top-level package or module, found without importing it; None for namespaces and built-ins."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        folder = list(spec.submodule_search_locations)[0]
-        return os.path.split(os.path.abspath(folder))
-    if spec.origin and spec.origin.endswith(".py"):
-        return os.path.split(os.path.abspath(spec.origin))
-    return None
-
-
 def plugins(dists: List[str], index: Index) -> Tuple[List[List[str]], List[Dict[str, Any]]]:
-    """(entry points of vllm.* groups as [group, name, value, distribution, version], the files of those distributions)."""
+    """(entry points of vllm.* groups as [group, name, value, distribution, version], the files of those
+    distributions)."""
     points, trees = [], []
     for folder in dists:
         name, version = "", ""
@@ -385,7 +277,8 @@ def plugins(dists: List[str], index: Index) -> Tuple[List[List[str]], List[Dict[
 
 
 def finish(data: Dict[str, Any], stats: bool = False) -> Dict[str, Any]:
-    """``data`` as it leaves the host: each file row says whether RECORD lists these bytes; what only served to compare is left out."""
+    """``data`` as it leaves the host: each file row says whether RECORD lists these bytes; what only served to
+    compare is left out."""
     listed = data.pop("listed")
     for tree in data["trees"]:
         mine = tree["origin"] == "vllm"
@@ -396,6 +289,32 @@ def finish(data: Dict[str, Any], stats: bool = False) -> Dict[str, Any]:
         if not stats:
             tree.pop("stats", None)
     return data
+
+
+def _answer(
+    place: Optional[Tuple[str, str]],
+    site_packages: str,
+    trees: List[Dict[str, Any]],
+    record: Dict[str, Any],
+    listed: Dict[str, str],
+    points: List[List[str]],
+    lines: List[str],
+    versions: Dict[str, str],
+) -> Dict[str, Any]:
+    return {
+        "vllm": os.path.join(*place) if place else "",
+        "site_packages": site_packages,
+        "trees": trees,
+        "record": record,
+        "listed": listed,
+        "entry_points": points,
+        "injected": lines,
+        "versions": versions,
+        "copies": [],
+        "lacking": [],
+        "environment": {},
+        "python": {},
+    }
 
 
 def of_folder(folder: str, index: Index) -> Dict[str, Any]:
@@ -431,14 +350,13 @@ def of_folder(folder: str, index: Index) -> Dict[str, Any]:
             if os.path.exists(os.path.join(folder, top)):
                 trees.append(root_of_tree("plugin:" + module, folder, [top], index))
     lines += [line for line in map(editable_of, dists) if line]
-    return finish({
-        "vllm": folder + "/vllm" if os.path.isdir(folder + "/vllm") else "", "site_packages": folder, "trees": trees, "record": record,
-        "listed": listed, "entry_points": points, "injected": lines, "versions": versions, "copies": [], "environment": {}, "python": {},
-    }, stats=True)  # fmt: skip
+    place = (folder, "vllm") if os.path.isdir(os.path.join(folder, "vllm")) else None
+    return finish(_answer(place, folder, trees, record, listed, points, lines, versions), stats=True)
 
 
 def take(options: Dict[str, Any]) -> Dict[str, Any]:
-    """The inventory of the Python that runs this. ``options``: pythonpath (folders that PYTHONPATH would add), index (see ``Index``), stats (whether to
+    """The inventory of the Python that runs this. ``options``: pythonpath (folders that PYTHONPATH would add), index
+    (see ``Index``), stats (whether to
     answer with what the index is made of)."""
     index = options.get("index", {})  # type: Index
     extra = [os.path.abspath(os.path.expanduser(folder)) for folder in options.get("pythonpath", ())]
@@ -496,10 +414,13 @@ def take(options: Dict[str, Any]) -> Dict[str, Any]:
     environment = {name: os.environ[name][:300] for name in ENVIRONMENT if name in os.environ}
     if "VLLM_PLUGINS" in environment:
         lines.append("VLLM_PLUGINS=" + environment["VLLM_PLUGINS"])
-    return finish({
-        "vllm": os.path.join(*place) if place else "", "site_packages": place[0] if place else "", "trees": trees, "record": record,
-        "listed": listed, "entry_points": points, "injected": lines, "versions": versions, "copies": copies, "lacking": lacking,
-        "environment": environment,
-        "python": {"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix, "machine": platform.machine(),
-                   "system": platform.system()},
-    }, stats=bool(options.get("stats")))  # fmt: skip
+    data = _answer(place, place[0] if place else "", trees, record, listed, points, lines, versions)
+    data.update(copies=copies, lacking=lacking, environment=environment)
+    data["python"] = {
+        "executable": sys.executable,
+        "version": platform.python_version(),
+        "prefix": sys.prefix,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+    return finish(data, stats=bool(options.get("stats")))

@@ -1,7 +1,10 @@
-"""Op schema strings of compiled files: ``TORCH_LIBRARY`` keeps "name(Tensor a, ...) -> ..." in the binary, argument names included.
+"""Op schema strings of compiled files: ``TORCH_LIBRARY`` keeps "name(Tensor a, ...) -> ..." in the binary, argument
+names included.
 
-Found by searching bytes, not by a regular expression over the file (that takes minutes): every ") -> " is a candidate, the string around it
-ends at the next byte that is not text on either side. The standard library alone; one pass in blocks, so that memory stays bounded.
+Found by searching bytes, not by a regular expression over the file (that takes minutes): every ") -> " is a
+candidate, the string around it
+ends at the next byte that is not text on either side. The standard library alone; one pass in blocks, so that memory
+stays bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Scanner:
     """Give it the blocks of a binary in order, then ask for ``schemas()``."""
 
     def __init__(self) -> None:
-        self._found = set()  # type: Set[str]
+        self._found: Set[str] = set()
         self._rest = b""
         self._skip = 0  # bytes at the start of _rest that only serve as what stands before
 

@@ -1,4 +1,5 @@
-"""Send the bytes of files in one compressed stream: number (4 bytes), size (8 bytes, all ones: could not be read), bytes. The standard library alone.
+"""Send the bytes of files in one compressed stream: number (4 bytes), size (8 bytes, all ones: could not be read),
+bytes. The standard library alone.
 
 After the last file comes the number 2**32 - 1, so that a stream that was cut short is known for it.
 """
@@ -17,7 +18,8 @@ LAST = (1 << 32) - 1
 
 
 def send(nonce: str, files: List[Tuple[int, str, int]], level: int) -> None:
-    """``files``: (number, absolute path, size as the inventory had it). A file that has grown is cut there: its hash will tell."""
+    """``files``: (number, absolute path, size as the inventory had it). A file that has grown is cut there: its hash
+    will tell."""
     out = sys.stdout.buffer
     pack = zlib.compressobj(level)
     out.write(("\x1eDD%s stream\n" % nonce).encode())

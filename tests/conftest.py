@@ -48,7 +48,7 @@ def wheel_file() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def wheel_tree(wheel_file: Callable[[str], Path]) -> Callable[[str], Path]:
-    """A site-packages folder with the Python, JSON and metadata files of a version, and its binaries under 1 MB. Read only: copy it."""
+    """A site-packages folder with the files of a version, large binaries left out. Read only: copy it."""
 
     def get(version: str) -> Path:
         folder = SHARED / "trees" / version
@@ -79,7 +79,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass
 class Sshd:
-    """A running OpenSSH server on 127.0.0.1. ``options`` are what ddaudit needs to reach it; ``config`` is an ssh_config for it."""
+    """A running OpenSSH server on 127.0.0.1. ``options`` are what ddaudit needs to reach it."""
 
     folder: Path
     port: int
@@ -108,22 +108,36 @@ class Sshd:
 
     @property
     def fingerprint(self) -> str:
-        shown = subprocess.run(["ssh-keygen", "-lf", str(self.folder / "host_key.pub")], capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["ssh-keygen", "-lf", str(self.folder / "host_key.pub")], capture_output=True, text=True, check=True
+        )
         return shown.stdout.split()[1]
 
     def start(self, *lines: str) -> None:
         """Start, or start again with these lines added to sshd_config."""
         self.stop()
-        config = [
-            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.folder}/host_key", f"PidFile {self.folder}/pid",
-            f"AuthorizedKeysFile {self.folder}/authorized_keys", "StrictModes no", "UsePAM no", "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no", "PermitRootLogin yes", "MaxStartups 100", "MaxSessions 100", "LogLevel VERBOSE",
-            "Subsystem sftp internal-sftp", *lines,
-        ]  # fmt: skip
-        (self.folder / "sshd_config").write_text("\n".join(config) + "\n")
+        config = f"""
+Port {self.port}
+ListenAddress 127.0.0.1
+HostKey {self.folder}/host_key
+PidFile {self.folder}/pid
+AuthorizedKeysFile {self.folder}/authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+MaxStartups 100
+MaxSessions 100
+LogLevel VERBOSE
+"""
+        (self.folder / "sshd_config").write_text("\n".join((config, *lines)) + "\n")
         log = (self.folder / "sshd.log").open("ab")
         self.process = subprocess.Popen(
-            [_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -158,12 +172,13 @@ def make_sshd(folder: Path) -> Sshd:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     for name in ("host_key", "user_key", "other_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(folder / name)], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(folder / name)], check=True
+        )
     shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
     server = Sshd(folder, port)
-    server.config.write_text(
-        f"Host *\n  IdentityFile {server.key}\n  UserKnownHostsFile {server.known_hosts}\n  GlobalKnownHostsFile none\n  IdentityAgent none\n"
-    )
+    lines = [f"IdentityFile {server.key}", f"UserKnownHostsFile {server.known_hosts}", "GlobalKnownHostsFile none"]
+    server.config.write_text("\n  ".join(["Host *", *lines, "IdentityAgent none"]) + "\n")
     server.knows()
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd, as root, wants to chroot before login
@@ -181,7 +196,7 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
 
 
 def make_venv(folder: Path, tree: Path) -> Path:
-    """A virtual environment whose site-packages holds a copy of ``tree``. Files are linked: change one by replacing it."""
+    """A virtual environment with ``tree`` in its site-packages. Files are linked: change one by replacing it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site_packages = next(folder.glob("lib/python3*/site-packages"))
     for entry in tree.iterdir():

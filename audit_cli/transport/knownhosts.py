@@ -1,4 +1,5 @@
-"""known_hosts as OpenSSH reads it (sshd(8)): hashed names, patterns, @revoked and @cert-authority; a bad line costs that line only.
+"""known_hosts as OpenSSH reads it (sshd(8)): hashed names, patterns, @revoked and @cert-authority; a bad line costs
+that line only.
 
 paramiko's own reader gives up on the whole file at the first line that it does not know, and never honours @revoked.
 """

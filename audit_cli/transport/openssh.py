@@ -1,4 +1,5 @@
-"""The system's ssh as the way to a host: all that it can (FIDO keys, GSSAPI, certificates, ControlMaster), with its own checks of the host key."""
+"""The system's ssh as the way to a host: all that it can (FIDO keys, GSSAPI, certificates, ControlMaster), with its
+own checks of the host key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""SSH with paramiko: the host key checked before anything is sent, one channel per command, both outputs drained within deadlines."""
+"""SSH with paramiko: the host key checked before anything is sent, one channel per command, both outputs drained
+within deadlines."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import shlex
 import socket
@@ -174,7 +176,8 @@ class Ssh:
         )
 
     def _keys(self, wanted: Settings) -> Any:
-        """(label, key or why it can't be used): the files named, then the agent's, then the usual files. Six tries is what a server grants."""
+        """(label, key or why it can't be used): the files named, then the agent's, then the usual files. Six tries
+        is what a server grants."""
         seen = set()
         files = [path for path in wanted.identities if path.is_file()]
         agent_keys: list[Any] = []
@@ -257,15 +260,14 @@ class Ssh:
 
     def close(self) -> None:
         for link in reversed(self._links):
-            try:
+            with contextlib.suppress(OSError, EOFError):
                 link.close()
-            except (OSError, EOFError, DdauditError):
-                pass
         self._links.clear()
 
 
 def _pump(channel: paramiko.Channel, stdin: bytes, limits: Limits, sink: Sink | None) -> Result:
-    """Send and drain until the command has ended: reading one output to its end first would block on the other (one window for both)."""
+    """Send and drain until the command has ended: reading one output to its end first would block on the other (one
+    window for both)."""
     out, err, taken, stopped = bytearray(), bytearray(), 0, ""
     rest = memoryview(stdin)
     start = heard = time.monotonic()

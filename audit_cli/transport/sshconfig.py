@@ -1,4 +1,5 @@
-"""What the user's ssh configuration says about a host: asked of ``ssh -G`` (Include, Match, canonical names and all), else of paramiko."""
+"""What the user's ssh configuration says about a host: asked of ``ssh -G`` (Include, Match, canonical names and
+all), else of paramiko."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def _ask_paramiko(name: str, config: str) -> dict[str, list[str]]:
     if not path.exists():
         return {}
     found: Mapping[str, object] = paramiko.SSHConfig.from_path(str(path)).lookup(name)
-    return {key: [str(item) for item in value] if isinstance(value, list) else [str(value)] for key, value in found.items()}
+    return {
+        key: [str(item) for item in value] if isinstance(value, list) else [str(value)] for key, value in found.items()
+    }
 
 
 def _settings(name: str, user: str, port: int, identity: str, values: Mapping[str, Sequence[str]]) -> Settings:
