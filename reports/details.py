@@ -108,18 +108,22 @@ def assumptions(audit: Audit) -> str:
     """What people take for granted, each with the test and its result."""
     if not audit.assumptions:
         return ""
-    sign = {"yes": "holds", "no": "**does not hold**", "unknown": "cannot tell"}
+    sign = {"yes": "yes", "no": "**no**", "unknown": "cannot tell"}
     rows = [
         (
             prose(a.assumption),
             sign[a.holds],
             sentence(audit, a.test),
-            sentence(audit, a.result)
-            + "".join(f" {place(audit, e.file, e.line, e.end_line, e.origin == 'vllm')}" for e in a.evidence[:3]),
+            sentence(audit, a.result) + _see(audit, a.evidence),
         )
         for a in audit.assumptions
     ]
-    return "\n\n".join(["## Assumptions tested", table(("Assumption", "", "Test", "Result"), rows)])
+    return "\n\n".join(["## Assumptions tested", table(("Assumption", "Holds", "Test", "Result"), rows)])
+
+
+def _see(audit: Audit, evidence: tuple[Evidence, ...]) -> str:
+    places = [place(audit, e.file, e.line, e.end_line, e.origin == "vllm") for e in evidence[:3]]
+    return f" See {listed(places)}." if places else ""
 
 
 def trail(audit: Audit) -> str:

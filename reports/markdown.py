@@ -7,6 +7,8 @@ before it is printed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from reports import details, summary
 from reports.links import place, sentence, upstream
 from reports.model import Audit, Record, Verdict
@@ -156,8 +158,8 @@ def _stages(audit: Audit) -> str:
         else:
             rows.append((f"**{name}**", question, mark(verdict), sentence(audit, verdict.summary)))
     text = (
-        "A tree pays only when all four are there: a mask without a walk accepts chains, a walk without a commit "
-        "corrupts the cache."
+        "Tree verification needs all four: with a mask and no walk a tree is accepted as a chain, with a walk and no "
+        "commit the cache holds the wrong tokens."
     )
     return "\n\n".join(["## The four stages", text, table(("Stage", "Question", "Answer", "What was found"), rows)])
 
@@ -168,8 +170,7 @@ def _verifiers(audit: Audit) -> str:
         return ""
     rows = [
         (
-            place(audit, str(item.get("file", "")), _int(item.get("line")), stock=item.get("origin", "vllm") == "vllm"),
-            code(str(item.get("symbol", ""))),
+            code(str(item.get("symbol", ""))) + "<br>" + _where(audit, item),
             f"**{prose(str(item.get('shape', '')))}**" if item.get("shape") != "chain" else "chain",
             prose(str(item.get("accepts", ""))),
             prose(str(item.get("runner", ""))),
@@ -185,8 +186,12 @@ def _verifiers(audit: Audit) -> str:
         if any("](" in row[0] for row in rows)
         else ""
     )
-    head = ("Where", "Function", "Shape", "Accepts by", "Runner", "Reached by its sampler")
+    head = ("Function", "Shape", "Accepts by", "Runner", "Reached")
     return "\n\n".join(part for part in ("## Every verifier found", text, table(head, rows), linked) if part)
+
+
+def _where(audit: Audit, item: dict[str, Any]) -> str:
+    return place(audit, str(item.get("file", "")), _int(item.get("line")), stock=item.get("origin", "vllm") == "vllm")
 
 
 def _others(audit: Audit) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from reports.model import Assumption, Evidence, Verdict
+from reports.model import Assumption, Evidence
 from rules.base import Context
 from rules.grep import TREE, whole_install
 from rules.trail import RUNNERS, runners_in_force
@@ -56,7 +56,6 @@ def _in_runner(ctx: Context) -> Assumption:
         "which of the accept functions that the samplers reach stand in a runner's own file",
         result,
         holds,
-        _evidence(ctx, "verifiers", files)[:2],
     )
 
 
@@ -148,7 +147,7 @@ def _right_folder(ctx: Context) -> Assumption:
             f"{says} The accept functions of {_files(by_runner[other])} serve {other}, which is not in force by "
             "default."
         )
-        return Assumption(claim, test, result, "no", _evidence(ctx, "verifiers", by_runner[other])[:1])
+        return Assumption(claim, test, result, "no")
     if len(force) > 1:
         return Assumption(claim, test, f"{says} Which folder counts depends on the target.", "no", chosen.evidence[:1])
     return Assumption(claim, test, f"{says} No accept function serves another runner.", "yes", chosen.evidence[:1])
@@ -168,11 +167,6 @@ def _accept_functions(ctx: Context) -> list[dict[str, Any]]:
     return [item for item in verdict.items if item.get("reachable")] if verdict else []
 
 
-def _evidence(ctx: Context, id: str, files: list[str]) -> tuple[Evidence, ...]:
-    verdict: Verdict | None = ctx.verdicts.get(id)
-    return tuple(e for e in verdict.evidence if e.file in files) if verdict else ()
-
-
 def _files(files: list[str]) -> str:
     shown = ", ".join(f"`{file}`" for file in files[:3])
     return shown + (f" and {len(files) - 3} more" if len(files) > 3 else "")
@@ -180,4 +174,5 @@ def _files(files: list[str]) -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip()
+    text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."

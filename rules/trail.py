@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from reports.model import Evidence, TrailStep, Verdict
+from reports.model import Evidence, TrailStep
 from rules.base import Context
 from rules.grep import KNOWN, TREE, Hits, command, grep, sources, whole_install
 
@@ -43,9 +43,10 @@ def _runner(ctx: Context) -> Iterator[TrailStep]:
         return
     words = (*TREE, *_KIN)
     hits = _in(ctx, words, lambda path: path in paths)
-    built = _at(_first(ctx, "verifiers"), "")
-    roots = ctx.verdicts["verifiers"].scope.roots if "verifiers" in ctx.verdicts else ()
-    where = f" ({', '.join(root.split(' ')[0] for root in roots[:2])})" if roots else ""
+    mine = [item for item in _accept_functions(ctx) if not force or any(r in str(item.get("runner")) for r in force)]
+    built = f"`{mine[0]['file']}:{mine[0]['line']}`" if mine else ""
+    roots = [root.split(" ")[0] for root in _roots(ctx) if root.startswith(tuple(paths))]
+    where = f" ({', '.join(roots[:2])})" if roots else ""
     silence = "Nothing. " if not hits.lines else "Nothing: these are other things by the same name. "
     accepts = [item for item in _accept_functions(ctx) if item.get("file") in paths]
     proves = (
@@ -290,10 +291,9 @@ def _accept_functions(ctx: Context) -> list[dict[str, object]]:
     return [item for item in verdict.items if item.get("reachable")] if verdict else []
 
 
-def _first(ctx: Context, id: str) -> Evidence | Verdict | None:
-    verdict = ctx.verdicts.get(id)
-    return verdict.evidence[0] if verdict and verdict.evidence else None
+def _roots(ctx: Context) -> tuple[str, ...]:
+    return ctx.verdicts["verifiers"].scope.roots if "verifiers" in ctx.verdicts else ()
 
 
-def _at(evidence: object, default: str = "") -> str:
-    return f"`{evidence.file}:{evidence.line}`" if isinstance(evidence, Evidence) else default
+def _at(evidence: Evidence) -> str:
+    return f"`{evidence.file}:{evidence.line}`"
