@@ -152,9 +152,8 @@ def scan(
     if ssh_backend not in ("paramiko", "openssh"):
         raise DdauditError("usage", f"--ssh-backend {ssh_backend} is not known", "", "paramiko or openssh")
     console = Console(verbose, quiet=as_json and not sys.stderr.isatty() and not verbose)
-    options = Options(
-        paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend, container, sudo
-    )
+    where = (paths.cache_dir(), venv, tuple(pythonpath or ()))
+    options = Options(*where, identity, ssh_config, host_key, ssh_backend, container, sudo, not no_probe)
     conditions = [fails(text) for text in fail_on or ()]
     if len(targets) > 1:
         raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
