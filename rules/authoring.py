@@ -187,7 +187,7 @@ def _ordered(rules: Sequence[Rule]) -> list[Rule]:
 
 
 #: <ID> stands for ID, so that this module isn't taken for a rule.
-_TEMPLATE = '''"""What this rule looks for, for the person who reads the report: what goes wrong without it, and how it is recognised in code."""
+_TEMPLATE = '''"""What this rule looks for, for its user: what goes wrong without it, and how code shows it."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ NEEDLES = (b"my_function",)  # only files that hold one of these byte strings ar
 
 
 def extract(path: str, source: bytes) -> list[Fact]:
-    """Facts of one file as plain values; cached by the file's hash. libcst may be imported here, inside the function."""
+    """Facts of one file as plain values, cached by its hash. libcst may be imported here, inside the function."""
     return [
         {"symbol": node.name, "line": node.lineno, "end_line": node.end_lineno or node.lineno}
         for node in ast.walk(ast.parse(source))

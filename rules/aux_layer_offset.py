@@ -166,9 +166,16 @@ def judge(ctx: Context) -> Verdict:
             f"the layer ids are used as they stand, one layer too early for checkpoints with dflash_config: {where}"
         )
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 def _runner(body: str) -> dict[str, str]:
@@ -222,7 +229,7 @@ INVALID = (
         "one runner has it, the other not",
         {
             **_runner("return [i + 1 for i in extra['target_layer_ids']]"),
-            "vllm/v1/worker/gpu/utils.py": "def layers(c):\n    d = c.dflash_config\n    return d['target_layer_ids']\n",
+            "vllm/v1/worker/gpu/utils.py": "def layers(c):\n    return c.dflash_config['target_layer_ids']\n",
         },
         "partial",
         items=2,

@@ -19,7 +19,10 @@ from rules.tree import SourceFile
 
 ID = "dflash-support"
 QUESTION = 'Is the speculative method "dflash" implemented, and in which runners?'
-CHANGES_IF = 'the configuration takes (or loses) the method "dflash", or a runner gains (or loses) the branch that constructs its drafter'
+CHANGES_IF = (
+    'the configuration takes (or loses) the method "dflash", or a '
+    "runner gains (or loses) the branch that constructs its drafter"
+)
 NEEDLES = (b"dflash",)
 _METHOD = "dflash"
 # What a function must hold for libcst to look at it: a test on the method, and a class that is constructed.
@@ -131,9 +134,16 @@ def judge(ctx: Context) -> Verdict:
         outcome, summary = "no", 'the configuration takes no method "dflash", and no runner has a branch for it'
         check.shell("grep -rlF --include=*.py -e '\"dflash\"' vllm | wc -l")
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 _CONFIG = """from typing import Literal
@@ -204,7 +214,10 @@ INVALID = (
         "a branch that only refuses",
         {
             "vllm/config/speculative.py": _CONFIG,
-            "vllm/v1/worker/gpu_model_runner.py": "class R:\n    def __init__(self, c):\n        if c.method == 'dflash':\n            raise ValueError(c)\n",
+            "vllm/v1/worker/gpu_model_runner.py": (
+                "class R:\n    def __init__(self, c):\n        if c.method == 'dflash':\n"
+                "            raise ValueError(c)\n"
+            ),
         },
         "partial",
     ),

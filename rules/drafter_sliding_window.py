@@ -153,12 +153,23 @@ def judge(ctx: Context) -> Verdict:
         what = "a window that doesn't come from layer_types" if windowed else "no window"
         outcome, summary = (
             "no",
-            f"the drafter's attention is built with {what} ({file.path}:{attention[0]['line']}): every layer attends to everything",
+            (
+                f"the drafter's attention is built with {what} "
+                f"({file.path}:{attention[0]['line']}): every layer attends to everything"
+            ),
         )
         items = ({"layers": "all sliding", "answer": "ignored"}, {"layers": "mixed", "answer": "ignored"})
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION, items=items, **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=items,
+        **check.done(),
+    )
 
 
 def _drafter(
@@ -178,18 +189,33 @@ def _drafter(
 
 
 _REGISTRY = {
-    "vllm/model_executor/models/registry.py": '_MODELS = {\n    "DFlashDraftModel": ("dflash_model", "DFlashForCausalLM"),\n}\n'
+    "vllm/model_executor/models/registry.py": (
+        '_MODELS = {\n    "DFlashDraftModel": ("dflash_model", "DFlashForCausalLM"),\n}\n'
+    )
 }
 
 
 def _model(window: str, resolve: str = "", name: str = "dflash_model") -> dict[str, str]:
     body = "".join(f"    {line}\n" for line in resolve.split("\n")) if resolve else "    return None\n"
-    text = f"def resolve(config, i):\n{body}\n\nclass Block:\n    def __init__(self, config, i):\n        w = resolve(config, i)\n        self.attn = Attention(8, 64{window})\n\n\nclass DFlashForCausalLM:\n    block = Block\n"
+    text = (
+        f"def resolve(config, i):\n{body}\n\nclass Block:\n"
+        "    def __init__(self, config, i):\n        w = resolve(config, i)\n"
+        f"        self.attn = Attention(8, 64{window})\n\n\nclass DFlashForCausalLM:\n"
+        "    block = Block\n"
+    )
     return {**_REGISTRY, f"vllm/model_executor/models/{name}.py": text}
 
 
-_READ = 'kinds = getattr(config, "layer_types", None)\nif kinds is None or kinds[i] != "sliding_attention":\n    return None\nreturn config.sliding_window'
-_MIX = 'kinds = config.layer_types\nif 0 < sum(k == "sliding_attention" for k in kinds) < len(kinds){0}:\n    raise NotImplementedError("mixed layers")\nreturn config.sliding_window'
+_READ = (
+    'kinds = getattr(config, "layer_types", None)\n'
+    'if kinds is None or kinds[i] != "sliding_attention":\n    return None\n'
+    "return config.sliding_window"
+)
+_MIX = (
+    "kinds = config.layer_types\n"
+    'if 0 < sum(k == "sliding_attention" for k in kinds) < len(kinds){0}:\n'
+    '    raise NotImplementedError("mixed layers")\nreturn config.sliding_window'
+)
 VALID = (
     Example("per layer", _model(", per_layer_sliding_window=w", _READ), "yes", items=2),
     Example("a mix is refused", _model(", per_layer_sliding_window=w", _MIX.format("")), "yes", items=2),

@@ -143,17 +143,24 @@ def judge(ctx: Context) -> Verdict:
     if drops is None:
         outcome, summary = "unknown", f"whether {fact['value']} holds for dflash can't be told from the code alone"
     elif drops:
-        outcome, summary = (
-            "no",
-            f"the last cached block is dropped for dflash too ({file.path}:{fact['line']}), which can leave a hybrid target without prefix-cache hits",
-        )
+        outcome = "no"
+        summary = f"the last cached block is dropped for dflash too ({file.path}:{fact['line']})"
+        summary += ", which can leave a hybrid target without prefix-cache hits"
         if switches:
             summary += f"; {switches[0][1]['name']}=true in the speculative config turns it off by hand"
     else:
         outcome, summary = "yes", f"nothing is dropped for dflash ({file.path}:{fact['line']})"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION, items=items, **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=items,
+        **check.done(),
+    )
 
 
 def _dropped(configuration: Configuration, fact: Fact, method: str) -> bool | None:
@@ -205,7 +212,10 @@ def _install(
     text = "".join(f"        {line}\n" for line in steps.replace("spec.", "speculative_config.").split("\n"))
     return {
         "vllm/config/speculative.py": f"class SpeculativeConfig:\n    disable_block_drop: bool = False\n{body}",
-        "vllm/v1/core/sched/scheduler.py": f"class Scheduler:\n    def __init__(self, vllm_config):\n{text}        self.manager = KVCacheManager({argument})\n",
+        "vllm/v1/core/sched/scheduler.py": (
+            "class Scheduler:\n    def __init__(self, vllm_config):\n"
+            f"{text}        self.manager = KVCacheManager({argument})\n"
+        ),
     }
 
 
@@ -255,7 +265,9 @@ INVALID = (
     Example(
         "no manager",
         {
-            "vllm/config/speculative.py": "class SpeculativeConfig:\n    def drops(self):\n        return self.method == 'a'\n"
+            "vllm/config/speculative.py": (
+                "class SpeculativeConfig:\n    def drops(self):\n        return self.method == 'a'\n"
+            )
         },
         "unknown",
     ),

@@ -121,9 +121,15 @@ def judge(ctx: Context) -> Verdict:
     for file, fact in mine:
         missing = sorted(set(fact["rest"]) - set(fact["spec"]))
         items.append(
-            {"file": file.path, "symbol": fact["symbol"], "line": fact["line"], "gathered_for_spec": sorted(fact["spec"]),
-             "gathered_for_rest": sorted(fact["rest"]), "missing": missing}
-        )  # fmt: skip
+            {
+                "file": file.path,
+                "symbol": fact["symbol"],
+                "line": fact["line"],
+                "gathered_for_spec": sorted(fact["spec"]),
+                "gathered_for_rest": sorted(fact["rest"]),
+                "missing": missing,
+            }
+        )
         rows = sorted([*fact["spec"].values(), *fact["rest"].values()])
         evidence.append(ctx.evidence(file, rows[0], rows[-1], fact["symbol"]))
         for line in dict.fromkeys(rows):
@@ -139,9 +145,17 @@ def judge(ctx: Context) -> Verdict:
     else:
         outcome, summary = "no", f"{' and '.join(bad[0]['missing'])} are gathered for the other rows only: {where}"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), dismissed=dismissed, changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        dismissed=dismissed,
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 def _is_qwen(file: SourceFile, fact: Fact, modules: set[str]) -> bool:

@@ -78,9 +78,21 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
 }
 _BUILTINS: dict[str, Callable[..., Any]] = {
-    "len": len, "bool": bool, "int": int, "str": str, "set": set, "frozenset": frozenset, "list": list, "tuple": tuple,
-    "sum": sum, "any": any, "all": all, "min": min, "max": max, "sorted": sorted,
-}  # fmt: skip
+    "len": len,
+    "bool": bool,
+    "int": int,
+    "str": str,
+    "set": set,
+    "frozenset": frozenset,
+    "list": list,
+    "tuple": tuple,
+    "sum": sum,
+    "any": any,
+    "all": all,
+    "min": min,
+    "max": max,
+    "sorted": sorted,
+}
 _PURE = {
     "append",
     "extend",

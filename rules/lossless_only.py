@@ -75,9 +75,16 @@ def judge(ctx: Context) -> Verdict:
         for value, line, _ in fact["values"]:
             kind = "lossless" if value in _LOSSLESS else "lossy" if value in _LOSSY else "not known"
             items.append(
-                {"method": value, "distribution": kind, "why": _LOSSLESS.get(value) or _LOSSY.get(value, "a name that this tool doesn't know"),
-                 "file": file.path, "line": line, "default": value == fact["default"], "acts_at": acts.get(value, [])[:6]}
-            )  # fmt: skip
+                {
+                    "method": value,
+                    "distribution": kind,
+                    "why": _LOSSLESS.get(value) or _LOSSY.get(value, "a name that this tool doesn't know"),
+                    "file": file.path,
+                    "line": line,
+                    "default": value == fact["default"],
+                    "acts_at": acts.get(value, [])[:6],
+                }
+            )
         lines = sorted({line for _, line, _ in fact["values"]})
         evidence += [
             ctx.evidence(file, lines[0], lines[-1], fact["symbol"]),
@@ -94,7 +101,10 @@ def judge(ctx: Context) -> Verdict:
     outcome: Outcome
     if lossy:
         outcome = "no"
-        summary = f"rejection_sample_method can be set to {' or '.join(lossy)}, which is not lossless; the default ({default}) is"
+        summary = (
+            f"rejection_sample_method can be set to {' or '.join(lossy)}, "
+            f"which is not lossless; the default ({default}) is"
+        )
         summary += f"; not known: {', '.join(odd)}" if odd else ""
         if default in lossy:
             summary = f"the default acceptance method ({default}) is not lossless"
@@ -106,9 +116,16 @@ def judge(ctx: Context) -> Verdict:
     else:
         outcome, summary = "yes", f"only lossless methods can be selected: {', '.join(str(i['method']) for i in items)}"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 def _config(values: str, default: str = "standard") -> dict[str, str]:
@@ -129,7 +146,10 @@ INVALID = (
     Example(
         "any string",
         {
-            "vllm/a.py": "class SpeculativeConfig:\n    rejection_sample_method: str = ''\nx = c.rejection_sample_method == 'a'\n"
+            "vllm/a.py": (
+                "class SpeculativeConfig:\n    rejection_sample_method: str = ''\n"
+                "x = c.rejection_sample_method == 'a'\n"
+            )
         },
         "unknown",
     ),

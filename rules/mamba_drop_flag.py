@@ -101,9 +101,16 @@ def judge(ctx: Context) -> Verdict:
         flag = ", ".join(sorted({f for i in items for f in i["flag"]}))
         outcome, summary = "no", f"the lookup takes {flag} and never uses it: {where}"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 def _manager(body: str, flag: str = "drop_last: bool, ") -> dict[str, str]:

@@ -92,15 +92,10 @@ def _stands(tree: ast.Module, seam: dict[str, Any]) -> tuple[str, int]:
         return f"{name} is gone", 0
     if kind == "class":
         bases = [ast.unparse(b).split(".")[-1] for b in node.bases] if isinstance(node, ast.ClassDef) else None
-        lost = [str(b) for b in seam.get("bases", []) if b not in (bases or [])]
-        said = (
-            f"{name} is no class"
-            if bases is None
-            else f"{name} no longer derives from {', '.join(lost)}"
-            if lost
-            else ""
-        )
-        return said, node.lineno
+        if bases is None:
+            return f"{name} is no class", node.lineno
+        lost = [base for base in seam.get("bases", []) if base not in bases]
+        return (f"{name} no longer derives from {', '.join(lost)}" if lost else ""), node.lineno
     if not isinstance(node, _Function):
         return f"{name} is no function", node.lineno
     if kind == "call":
@@ -154,7 +149,10 @@ def _bound(scope: ast.AST) -> set[str]:
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     a = node.args
     names = [p.arg for p in (*a.posonlyargs, *a.args)]
-    names += ["*" + a.vararg.arg] if a.vararg else ["*"] if a.kwonlyargs else []
+    if a.vararg:
+        names.append("*" + a.vararg.arg)
+    elif a.kwonlyargs:
+        names.append("*")
     names += [p.arg for p in a.kwonlyargs]
     return [*names, "**" + a.kwarg.arg] if a.kwarg else names
 
@@ -212,9 +210,16 @@ def judge(ctx: Context) -> Verdict:
                 missing.append(f"{seam['file']}: {problem}")
         proven = bool(adapter["proven"]) and adapter["line"] == ctx.tree.vllm_version
         items.append(
-            {"adapter": adapter["line"], "module": adapter["module"], "fits": not missing, "proven": proven and not missing,
-             "seams": len(adapter["seams"]), "missing": missing, "unread": sorted({s["file"] for s in adapter["seams"]} & failed)}
-        )  # fmt: skip
+            {
+                "adapter": adapter["line"],
+                "module": adapter["module"],
+                "fits": not missing,
+                "proven": proven and not missing,
+                "seams": len(adapter["seams"]),
+                "missing": missing,
+                "unread": sorted({s["file"] for s in adapter["seams"]} & failed),
+            }
+        )
     best = min(range(len(items)), key=lambda n: (not items[n]["fits"], len(items[n]["missing"])))
     chosen = items[best]
     evidence, shown = [], []
@@ -244,12 +249,22 @@ def judge(ctx: Context) -> Verdict:
     else:
         outcome = "unknown" if chosen["unread"] else "no"
         lost: list[str] = chosen["missing"]
-        summary = f"no adapter fits; the nearest, for {chosen['adapter']}, lacks {len(lost)} of {chosen['seams']} seams: {'; '.join(lost[:3])}"
+        summary = (
+            f"no adapter fits; the nearest, for {chosen['adapter']}, lacks "
+            f"{len(lost)} of {chosen['seams']} seams: {'; '.join(lost[:3])}"
+        )
         summary += f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence[:20]), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence[:20]),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 def _prints(node: Any) -> str:

@@ -130,9 +130,16 @@ def judge(ctx: Context) -> Verdict:
     else:
         outcome, summary = "no", f"the target's lm_head replaces the drafter's without a question: {where}"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 _SELECT = 'def init(config):\n    if config.method == "dflash":\n        return DFlashSpeculator(config)\n'

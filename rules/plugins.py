@@ -47,9 +47,18 @@ def judge(ctx: Context) -> Verdict:
         path = entry.value.split(":", 1)[0].replace(".", "/")
         module = ctx.file(f"{path}.py") or ctx.file(f"{path}/__init__.py")
         items.append(
-            {"kind": "entry point", "distribution": entry.distribution, "version": entry.version, "group": entry.group, "name": entry.name,
-             "value": entry.value, "own": own, "files": count.get(origin, 0) if not own else None, "file": module.path if module is not None else None}
-        )  # fmt: skip
+            {
+                "kind": "entry point",
+                "distribution": entry.distribution,
+                "version": entry.version,
+                "group": entry.group,
+                "name": entry.name,
+                "value": entry.value,
+                "own": own,
+                "files": count.get(origin, 0) if not own else None,
+                "file": module.path if module is not None else None,
+            }
+        )
         if module is not None and not own:
             evidence.append(ctx.evidence(module, 1, 10, entry.value))
     named = {f"plugin:{item['distribution']}" for item in items}
@@ -85,9 +94,16 @@ def judge(ctx: Context) -> Verdict:
     )
     check = Recheck(ctx).python(_SCRIPT, prints=printed if items and not unseen else "" if not items else None)
     return Verdict(
-        ID, "unknown" if unseen else "yes", summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        "unknown" if unseen else "yes",
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 _GENERAL = ("vllm.general_plugins", "walker", "walker.entry:register")

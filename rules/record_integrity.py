@@ -45,9 +45,15 @@ def judge(ctx: Context) -> Verdict:
             evidence.append(ctx.evidence(file, 1, 3, "<file>"))
     if record.status == "unknown":
         return Verdict(
-            ID, "unknown", "there is no RECORD to compare with: an editable install or a source tree", "low", scope=ctx.scope(),
-            changes_if=CHANGES_IF, question=QUESTION, **Recheck(ctx).shell("ls -d vllm-*.dist-info/RECORD").done(),
-        )  # fmt: skip
+            ID,
+            "unknown",
+            "there is no RECORD to compare with: an editable install or a source tree",
+            "low",
+            scope=ctx.scope(),
+            changes_if=CHANGES_IF,
+            question=QUESTION,
+            **Recheck(ctx).shell("ls -d vllm-*.dist-info/RECORD").done(),
+        )
     expected = f"{record.files} files, {', '.join(f'{len(paths)} {what}' for what, paths in lists)}\n"
     expected += "".join(f"{what} {path}\n" for what, paths in lists for path in sorted(paths))
     python_only = all(path.startswith("vllm/") and path.endswith(".py") for _, paths in lists for path in paths)
@@ -59,9 +65,16 @@ def judge(ctx: Context) -> Verdict:
         counted = ", ".join(f"{len(paths)} {what}" for what, paths in lists if paths)
         outcome, summary = "no", f"of {record.files:,} files: {counted}; the first is {items[0]['file']}"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=items[:500], **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=items[:500],
+        **check.done(),
+    )
 
 
 def _record(*published: tuple[str, str]) -> dict[str, str]:

@@ -33,13 +33,28 @@ _TARGETS: dict[str, dict[str, Any]] = {
     "hybrid": {"architectures": ["Qwen3_5ForConditionalGeneration"], "is_hybrid": True, "has_inner_state": True},
 }
 _PLAIN_MODEL = {
-    "runner_type": "generate", "is_moe": False, "is_quantized": False, "is_attention_free": False, "is_diffusion": False,
-    "quantization": None, "use_mla": False, "is_encoder_decoder": False, "is_multimodal_model": False,
-}  # fmt: skip
-_OWNERS = frozenset({
-    "VllmConfig", "SpeculativeConfig", "ModelConfig", "ParallelConfig", "CacheConfig", "SchedulerConfig", "AttentionConfig",
-    "CompilationConfig",
-})  # fmt: skip
+    "runner_type": "generate",
+    "is_moe": False,
+    "is_quantized": False,
+    "is_attention_free": False,
+    "is_diffusion": False,
+    "quantization": None,
+    "use_mla": False,
+    "is_encoder_decoder": False,
+    "is_multimodal_model": False,
+}
+_OWNERS = frozenset(
+    {
+        "VllmConfig",
+        "SpeculativeConfig",
+        "ModelConfig",
+        "ParallelConfig",
+        "CacheConfig",
+        "SchedulerConfig",
+        "AttentionConfig",
+        "CompilationConfig",
+    }
+)
 
 
 def extract(path: str, source: bytes) -> list[Fact]:
@@ -80,15 +95,28 @@ def _constructions(source: bytes) -> list[Fact]:
                                 ("V2" if flipped else "V1", other),
                             ):
                                 found.append(
-                                    {"kind": "class", "runner": runner, "module": module, "name": name, "symbol": part.symbol,
-                                     "line": line + shift, "end_line": line + shift, "from": node.lineno + shift}
-                                )  # fmt: skip
+                                    {
+                                        "kind": "class",
+                                        "runner": runner,
+                                        "module": module,
+                                        "name": name,
+                                        "symbol": part.symbol,
+                                        "line": line + shift,
+                                        "end_line": line + shift,
+                                        "from": node.lineno + shift,
+                                    }
+                                )
         for node in ast.walk(top):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self.use_v2_model_runner":
                 found.append(
-                    {"kind": "choice", "text": ast.unparse(node.value), "symbol": part.symbol, "line": node.lineno + shift,
-                     "end_line": (node.end_lineno or node.lineno) + shift}
-                )  # fmt: skip
+                    {
+                        "kind": "choice",
+                        "text": ast.unparse(node.value),
+                        "symbol": part.symbol,
+                        "line": node.lineno + shift,
+                        "end_line": (node.end_lineno or node.lineno) + shift,
+                    }
+                )
     return found
 
 
@@ -137,9 +165,18 @@ def judge(ctx: Context) -> Verdict:
     said = "; ".join(_say(item) for item in items)
     shown = [{k: v for k, v in item.items() if not k.startswith("_")} for item in items]
     return Verdict(
-        ID, "yes" if known else "unknown", said, "high" if known else "low", tuple(_distinct(evidence)), ctx.scope(), (),
-        changes_if=CHANGES_IF, question=QUESTION, items=tuple(shown), **check.done(),
-    )  # fmt: skip
+        ID,
+        "yes" if known else "unknown",
+        said,
+        "high" if known else "low",
+        tuple(_distinct(evidence)),
+        ctx.scope(),
+        (),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(shown),
+        **check.done(),
+    )
 
 
 def _decide(
@@ -150,9 +187,13 @@ def _decide(
         {"architectures": ["DFlashDraftModel"], "hf_config": Thing("hf_config", {"layer_types": None})},
     )
     speculative = configuration.thing(
-        "SpeculativeConfig", method="dflash", parallel_drafting=True, draft_model_config=draft, num_speculative_tokens=15,
+        "SpeculativeConfig",
+        method="dflash",
+        parallel_drafting=True,
+        draft_model_config=draft,
+        num_speculative_tokens=15,
         use_heterogeneous_vocab=False,
-    )  # fmt: skip
+    )
     model = configuration.thing("ModelConfig", **_PLAIN_MODEL, **_TARGETS[target])
     parts = {
         "model_config": model,
@@ -204,7 +245,7 @@ def _decide(
     item["class"] = "" if fact is None else fact["name"]
     item["why"] = _why(configuration, interpreter, whole, answer, variable, values)
     item["refused"] = _refused(configuration, interpreter, whole, runner)
-    item["assumed"] = [text for text in interpreter.assumed][:12]
+    item["assumed"] = list(interpreter.assumed)[:12]
     return item
 
 
@@ -280,15 +321,30 @@ def _only_one(ctx: Context, facts: list[tuple[SourceFile, list[Fact]]]) -> Verdi
     if runner is None or ctx.file("vllm/v1/worker/gpu/model_runner.py") is not None or any(found for _, found in facts):
         return None
     items = tuple(
-        {"target": t, "architecture": values["architectures"][0], "method": "dflash", "runner": "V1", "file": runner.path,
-         "class": "GPUModelRunner", "why": "there is no other", "refused": "", "assumed": []}
+        {
+            "target": t,
+            "architecture": values["architectures"][0],
+            "method": "dflash",
+            "runner": "V1",
+            "file": runner.path,
+            "class": "GPUModelRunner",
+            "why": "there is no other",
+            "refused": "",
+            "assumed": [],
+        }
         for t, values in _TARGETS.items()
-    )  # fmt: skip
+    )
     check = Recheck(ctx).shell("ls vllm/v1/worker/gpu/model_runner.py 2>/dev/null | wc -l", "0\n")
     return Verdict(
-        ID, "yes", "V1 for both: this install has no second runner", scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=items, **check.done(),
-    )  # fmt: skip
+        ID,
+        "yes",
+        "V1 for both: this install has no second runner",
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=items,
+        **check.done(),
+    )
 
 
 def _class(name: str) -> str:
@@ -322,7 +378,12 @@ class Worker:
             from vllm.v1.worker.gpu_model_runner import GPUModelRunner as First
             self.model_runner = First(self.vllm_config)
 """
-_ENVS = "import os\nvariables = {'VLLM_USE_V2_MODEL_RUNNER': lambda: maybe_convert_bool(os.getenv('VLLM_USE_V2_MODEL_RUNNER', None))}\n"
+_ENVS = (
+    "import os\n"
+    "variables = {\n"
+    "    'VLLM_USE_V2_MODEL_RUNNER': lambda: maybe_convert_bool(os.getenv('VLLM_USE_V2_MODEL_RUNNER', None)),\n"
+    "}\n"
+)
 _CONFIG = """
 DEFAULTS = frozenset({"Qwen3ForCausalLM"})
 
@@ -363,7 +424,10 @@ VALID = (
         _install(
             _LISTED,
             "envs.VLLM_USE_V2_MODEL_RUNNER",
-            "import os\nv = {'VLLM_USE_V2_MODEL_RUNNER': lambda: bool(int(os.getenv('VLLM_USE_V2_MODEL_RUNNER', '0')))}\n",
+            (
+                "import os\n"
+                "v = {'VLLM_USE_V2_MODEL_RUNNER': lambda: bool(int(os.getenv('VLLM_USE_V2_MODEL_RUNNER', '0')))}\n"
+            ),
         ),
         "yes",
         items=2,

@@ -68,9 +68,15 @@ def literal_fields(source: bytes, field: str) -> list[Fact]:
                 if spelled:
                     default = item.value.value if isinstance(item.value, ast.Constant) else None
                     found.append(
-                        {"kind": "field", "symbol": f"{owner.name}.{field}", "line": item.lineno, "end_line": item.end_lineno or item.lineno,
-                         "default": default, "values": [list(value) for value in spelled]}
-                    )  # fmt: skip
+                        {
+                            "kind": "field",
+                            "symbol": f"{owner.name}.{field}",
+                            "line": item.lineno,
+                            "end_line": item.end_lineno or item.lineno,
+                            "default": default,
+                            "values": [list(value) for value in spelled],
+                        }
+                    )
     return found
 
 
@@ -93,9 +99,16 @@ def judge(ctx: Context) -> Verdict:
     mtp = len(names) - len(plain)
     summary = ", ".join(plain) + (f", and {mtp} model-specific *_mtp names" if mtp else "")
     return Verdict(
-        ID, "yes", summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        "yes",
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 _CLASS = "from typing import Literal\n{0}\nclass SpeculativeConfig:\n    method: {1} = None\n"

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 ID = "uniform-decode-guard"
 QUESTION = "Are decode graphs chosen by a prefill flag too, not by shapes alone (runner in force)?"
-CHANGES_IF = "the choice of a uniform decode graph consults (or no longer consults) prefill state, or the other runner is in force"
+CHANGES_IF = (
+    "the choice of a uniform decode graph consults (or no longer "
+    "consults) prefill state, or the other runner is in force"
+)
 PATHS = ("vllm/v1/worker/**",)
 _SHAPE = re.compile(r"== *(?:self\.)?\w+ *\* *(?:self\.)?\w+|\* *(?:self\.)?\w+ *==")
 _UNIFORM = re.compile(r"\buniform_(?:decode|token|query|batch)\w*\(|\b\w*_uniform_(?:decode|token|query|batch)\w*\(")
@@ -178,7 +181,10 @@ def judge(ctx: Context) -> Verdict:
             )
     answers = {item["guarded"] for item in items}
     said = ", ".join(
-        f"{i['runner']} ({i['target']}): {'guarded' if i['guarded'] else 'shapes alone' if i['guarded'] is not None else 'not found'}"
+        (
+            f"{i['runner']} ({i['target']}): "
+            f"{'guarded' if i['guarded'] else 'shapes alone' if i['guarded'] is not None else 'not found'}"
+        )
         for i in items
     )
     if not items or answers == {None}:
@@ -198,9 +204,16 @@ def judge(ctx: Context) -> Verdict:
     if any(i["guarded"] is False for i in items):
         summary += "; a prompt of exactly 1+K tokens can replay a decode graph"
     return Verdict(
-        ID, outcome, summary, evidence=tuple(evidence), scope=ctx.scope(), changes_if=CHANGES_IF, question=QUESTION,
-        items=tuple(items), **check.done(),
-    )  # fmt: skip
+        ID,
+        outcome,
+        summary,
+        evidence=tuple(evidence),
+        scope=ctx.scope(),
+        changes_if=CHANGES_IF,
+        question=QUESTION,
+        items=tuple(items),
+        **check.done(),
+    )
 
 
 Answer = tuple[bool, list[tuple[SourceFile, Fact]], SourceFile, Fact]
@@ -247,12 +260,20 @@ def _is_flag(argument: dict[str, Any], call: Fact, decision: Fact) -> bool:
 def _runner(decide: str, call: str, before: str = "") -> dict[str, str]:
     body = "".join(f"        {line}\n" for line in before.split("\n")) if before else ""
     return {
-        "vllm/v1/worker/gpu_model_runner.py": f"{decide}\n\nclass GPUModelRunner:\n    def step(self, tokens, reqs, longest, batch):\n{body}        return {call}\n"
+        "vllm/v1/worker/gpu_model_runner.py": (
+            f"{decide}\n\nclass GPUModelRunner:\n"
+            "    def step(self, tokens, reqs, longest, batch):\n"
+            f"{body}        return {call}\n"
+        )
     }
 
 
 _PLAIN = "def same_shape(tokens, reqs, longest):\n    return tokens == longest * reqs\n"
-_FLAGGED = "def same_shape(tokens, reqs, longest, busy):\n    if not busy and tokens == longest * reqs:\n        return longest\n    return None\n"
+_FLAGGED = (
+    "def same_shape(tokens, reqs, longest, busy):\n"
+    "    if not busy and tokens == longest * reqs:\n        return longest\n"
+    "    return None\n"
+)
 VALID = (
     Example(
         "a flag in the function",
@@ -272,7 +293,10 @@ VALID = (
         "a wrapper adds it",
         _runner(
             _PLAIN
-            + "\ndef pick(tokens, reqs, longest, ok):\n    if ok and same_shape(tokens, reqs, longest):\n        return longest\n",
+            + (
+                "\ndef pick(tokens, reqs, longest, ok):\n"
+                "    if ok and same_shape(tokens, reqs, longest):\n        return longest\n"
+            ),
             "pick(tokens, reqs, longest, ok)",
             "ok = not batch.has_prefill",
         ),
@@ -284,7 +308,10 @@ INVALID = (
     Example(
         "the flag is for capture runs",
         _runner(
-            "def same_shape(tokens, reqs, longest, force=None):\n    return tokens == longest * reqs if force is None else force\n",
+            (
+                "def same_shape(tokens, reqs, longest, force=None):\n"
+                "    return tokens == longest * reqs if force is None else force\n"
+            ),
             "same_shape(tokens, reqs, longest, force=batch.force)",
         ),
         "no",
@@ -302,9 +329,7 @@ INVALID = (
     ),
     Example(
         "no such choice",
-        {
-            "vllm/v1/worker/gpu_model_runner.py": "class GPUModelRunner:\n    def step(self):\n        return uniform()\n"
-        },
+        {"vllm/v1/worker/gpu_model_runner.py": "class R:\n    def step(self):\n        return uniform()\n"},
         "unknown",
     ),
 )
