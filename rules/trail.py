@@ -7,6 +7,7 @@ can be typed again; the verdicts say what the hits are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from reports.model import Evidence, TrailStep
@@ -19,7 +20,10 @@ _KIN = ("parent", "sibling", "ancestor")
 _SPEC = ("vllm/v1/spec_decode", "vllm/v1/worker/gpu/spec_decode")
 _EAGLE = ("vllm/v1/spec_decode/eagle.py", "vllm/v1/worker/gpu/spec_decode/eagle")
 _ACCEPT = ("accepted", "rejected")
-_LINKS = ("tree", "parent", "child", "sibling", "retrive", "retrieve_next", "accept_index")
+# An operator's schema (it stands in the binary as text) with an argument that could hold a tree's links.
+_HAS_LINKS = re.compile(
+    r"^[A-Za-z_0-9:.]+ *\(.*(tree|parent|child|sibling|retrive|retrieve_next|accept_index).*\) *-> "
+)
 
 
 def trail(ctx: Context) -> tuple[TrailStep, ...]:
@@ -227,8 +231,9 @@ def _plugins(ctx: Context) -> Iterator[TrailStep]:
 
 def _binaries(ctx: Context) -> Iterator[TrailStep]:
     read = [b for b in ctx.tree.binaries if b.schemas is not None]
-    schemas = [(b.path, schema) for b in read for schema in b.schemas or ()]
-    found = [(path, schema) for path, schema in schemas if any(word in schema for word in _LINKS)]
+    schemas = {schema for b in read for schema in b.schemas or ()}
+    found = sorted(schema for schema in schemas if _HAS_LINKS.match(schema))
+    inside = [b for b in read if not set(found).isdisjoint(b.schemas or ())]
     unread = len(ctx.tree.binaries) - len(read)
     if not ctx.tree.binaries:
         proves = "Nothing: this target has no compiled files."
@@ -241,15 +246,14 @@ def _binaries(ctx: Context) -> Iterator[TrailStep]:
         )
     if unread:
         proves += f" {unread} libraries could not be read."
-    pattern = "|".join(_LINKS)
     yield TrailStep(
         "binaries",
         "Does a compiled operator take a tree?",
-        f"find vllm -name '*.so' -exec strings -n 12 {{}} + | grep -E '^[A-Za-z0-9_:]+\\(.*Tensor.*->' | grep -E "
-        f"'{pattern}'",
+        "find vllm -name '*.so' -exec sh -c 'tr \"\\n\" \" \" < \"$1\" | strings -n 12' _ {} \\; | "
+        f"grep -E '{_HAS_LINKS.pattern}' | tr -s ' ' | sort -u",
         len(found),
-        len({path for path, _ in found}),
-        tuple(schema[:300] for _, schema in found[:4]),
+        len(inside),
+        tuple(schema[:300] for schema in found[:4]),
         proves,
         _conclusion(ctx),
     )
@@ -262,8 +266,7 @@ def _conclusion(ctx: Context) -> str:
     s = walk.scope
     return (
         f"what no grep can: all {s.functions_examined:,} functions of {s.files_parsed:,} files read by their shape, "
-        "with no names. "
-        f"{walk.summary}"
+        f"with no names: {walk.summary}"
     )
 
 

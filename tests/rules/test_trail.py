@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from probes.op_schemas import Scanner
 from reports.model import Evidence, Scope, TrailStep, Verdict
 from rules import grep
 from rules.testing import tree_from_dir
@@ -148,6 +149,19 @@ def test_operators_are_judged_by_their_arguments(tmp_path: Path) -> None:
     assert step(plain).hits == 0 and "none of the 1 operators" in step(plain).proves
     assert step(plain, links).hits == 1
     assert "1 libraries could not be read" in step(plain, opaque).proves
+
+
+def test_operators_are_found_as_a_shell_finds_them(tmp_path: Path) -> None:
+    import dataclasses
+
+    body = b"\x7fELF\x00silu(Tensor a) -> Tensor\x00\x01go(Tensor! out, Tensor\n  retrive_next_token, int n) -> ()\x00"
+    body += b"ns::walk(Tensor parent) -> Tensor\x00TreeVisitor2x(tree)\x00go_tree(Tensor a) -> ()\x00" * 2
+    tree = _install(tmp_path, {"vllm/__init__.py": b"", "vllm/_C.so": body})
+    scanner = Scanner()
+    scanner.feed(body)
+    binary = Binary("vllm/_C.so", "0" * 64, len(body), tuple(scanner.schemas()))
+    step = trail(Ctx(dataclasses.replace(tree, binaries=(binary,))))[-1]  # type: ignore[arg-type]
+    assert shell(step.command, tmp_path) == list(step.sample) and step.hits == 2
 
 
 def test_what_a_hit_proves_follows_the_verdicts(tmp_path: Path) -> None:
