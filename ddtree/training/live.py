@@ -53,7 +53,8 @@ def run_live(
     kind = getattr(torch, dtype)
     target = load_target(target_folder, read_config(drafter_folder).target_layer_ids, kind, device)
     drafter = load_drafter(drafter_folder, target_shape(target), device, kind)
-    engine = Engine(from_transformers(target.model), drafter)
+    # the engine takes the modules of the model it is given apart, so it gets one of its own
+    engine = Engine(from_transformers(load_target(target_folder, target.layer_ids, kind, device).model), drafter)
     data = TokenSet(*tokens)
     rows = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
     prompts = [data.ids(r)[: int(data.index["prompt"][r])].tolist() for r in rows]

@@ -88,7 +88,7 @@ def make_drafter(job: TrainJob, target: Target, config: TrainConfig) -> Drafter:
         drafter = Drafter(replace(fresh, vocab_size=len(target.embedding)))
         for name, p in drafter.named_parameters():
             if p.dim() == 2:
-                torch.nn.init.normal_(p, std=0.02)
+                torch.nn.init.normal_(p, std=max(0.02, 0.5 * p.shape[1] ** -0.5))
             assert "norm" in name or p.dim() == 2
         return drafter
     drafter = load_drafter(job.init, target_shape(target), "cpu", torch.float32)

@@ -29,7 +29,7 @@ def smoke_config(steps: int = 60, loss: str = "dpace", block: int = 8) -> TrainC
     """Settings of a run on the synthetic target."""
     return TrainConfig(
         steps=steps, rows_per_step=4, shape=SHAPE, block=block, layers=2, layer_ids=LAYER_IDS, mask_token_id=MASK,
-        loss=LossConfig(loss, budget=16, top=16), lr=1e-2, dtype="float32", eval_every=max(1, steps // 2), eval_rows=24,
+        loss=LossConfig(loss, budget=16, top=16), lr=4e-3, dtype="float32", eval_every=max(1, steps // 2), eval_rows=24,
         eval_budgets=(16,), save_every=max(1, steps // 2), log_every=10, compile=False,
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def smoke(out: Path | None = None) -> int:
         stage(f"export: reloaded, logits differ by {max(errors.values()):.1e} at most")
     seconds = time.perf_counter() - started
     chain = table["rules"]["chain"]["tau"]
-    ok = chain > 1.2 and summary["step"] == config.steps
+    ok = chain > 1.3 and summary["step"] == config.steps
     print(f"smoke {'passed' if ok else 'FAILED'} in {seconds:.0f} s: chain tau {chain:.2f}, tree-16 "
           f"{table['rules']['tree-16']['tau']:.2f}, prompt lookup {table['prompt_lookup']['tau']:.2f}")  # fmt: skip
     return 0 if ok else 1

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 VOCAB = 96
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<mask>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
 MASK = SPECIAL.index("<mask>")
+PHRASES = 22
 END = SPECIAL.index("<|end|>")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <|end|> {% endfor %}"
@@ -29,21 +30,23 @@ def words() -> list[str]:
     return [*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))]
 
 
-def sample_language(count: int, length: int, seed: int, sharp: float = 3.0) -> NDArray[np.int64]:
-    """Sequences of an order-2 Markov language over the ordinary words: predictable in part, as text is."""
-    low, n = len(SPECIAL), VOCAB - len(SPECIAL)
-    table = np.random.default_rng(7)
-    # each (previous, last) pair allows four next words, unevenly
-    choices = table.integers(0, n, (n, n, 4))
-    weights = np.exp(-sharp * np.arange(4) / 2)
-    weights /= weights.sum()
+def sample_language(count: int, length: int, seed: int) -> NDArray[np.int64]:
+    """Sequences of a phrase language over the ordinary words: inside a phrase the next word is certain, at its end one of
+    three phrases follows. Predictable in part, as text is."""
+    fixed = np.random.default_rng(7)
+    phrases = len(SPECIAL) + fixed.permutation(VOCAB - len(SPECIAL)).reshape(PHRASES, -1)
+    follow = np.stack([fixed.permutation(PHRASES)[:3] for _ in range(PHRASES)])
+    size = phrases.shape[1]
     rng = np.random.default_rng(seed)
+    now, offset = rng.integers(0, PHRASES, count), rng.integers(0, size, count)
     out = np.zeros((count, length), np.int64)
-    out[:, :2] = rng.integers(0, n, (count, 2))
-    for t in range(2, length):
-        pick = rng.choice(4, size=count, p=weights)
-        out[:, t] = choices[out[:, t - 2], out[:, t - 1] % 8, pick]  # few contexts: a tiny model can learn them
-    return out + low
+    for t in range(length):
+        out[:, t] = phrases[now, offset]
+        offset += 1
+        ended = offset == size
+        now = np.where(ended, follow[now, rng.choice(3, count, p=(0.6, 0.25, 0.15))], now)
+        offset[ended] = 0
+    return out
 
 
 def make_target(folder: Path, steps: int = 100, layers: int = 4, seed: int = 0) -> None:
