@@ -447,6 +447,13 @@ class Flow:
                 for part, argument in zip(target.elts, iterable.args, strict=True):
                     self._bind_iteration(part, argument, self.expr(argument, env), env)
                 return
+            if called == "items" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                key = frozenset({self.add("affine", "key", line)})
+                item = frozenset({self.add("iter", self.table(source, _root_name(iterable.func)), line, (source, D))})
+                loop.var |= key | item
+                self.bind(target.elts[0], key, env)
+                self.bind(target.elts[1], item, env)
+                return
             if called in ("reversed", "list", "tuple", "sorted", "iter", "tqdm", "set", "items") and (iterable.args or called == "items"):
                 inner = iterable.args[0] if iterable.args else iterable.func
                 if not isinstance(inner, ast.Call) or _last(inner.func) not in ("range", "arange"):

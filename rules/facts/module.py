@@ -65,6 +65,15 @@ def dotted(node: ast.AST) -> str:
     return ".".join(reversed(parts))
 
 
+def imported_module(node: ast.expr) -> str:
+    """The module that ``importlib.import_module("a.b")`` or ``sys.modules["a.b"]`` gives, "" for anything else."""
+    if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args and isinstance(node.args[0], ast.Constant):
+        return str(node.args[0].value)
+    if isinstance(node, ast.Subscript) and dotted(node.value) == "sys.modules" and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return ""
+
+
 def parse(source: bytes) -> ast.Module:
     """``ast.parse``, and where this Python refuses (newer syntax), libcst's view of the file rewritten in older syntax."""
     try:
@@ -128,11 +137,16 @@ def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function 
     elif kind is ast.Import:
         assert isinstance(node, ast.Import)
         for alias in node.names:
-            module.imports[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+            module.imports[alias.asname or alias.name.split(".")[0]] = (alias.name if alias.asname else alias.name.split(".")[0]) + ":"
     elif kind is ast.ImportFrom:
         assert isinstance(node, ast.ImportFrom)
         for alias in node.names:
             module.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}:{alias.name}"
+    elif kind is ast.Assign:
+        assert isinstance(node, ast.Assign)
+        loaded = imported_module(node.value)
+        if loaded and isinstance(node.targets[0], ast.Name):
+            module.imports[node.targets[0].id] = f"{loaded}:"
     for name in node._fields:
         value = getattr(node, name, None)
         if type(value) is list:

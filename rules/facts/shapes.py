@@ -3,29 +3,33 @@
     {"k": "size", "n": functions}
     {"k": "walk" | "chain", "s": shape, "f": qualified name, "l": line, "e": end, "v": line of the comparison, "t": tables, "w": weak,
      "a": how it accepts}
+    {"k": "set", "o": object, "a": attribute, "v": names in the value, "f": function it happens in, "l": line, "u": conditions}
+    {"k": "hook", "c": class, "m": method}     a method by which a model supplies a sampler of its own
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 from dataclasses import dataclass, field
 from typing import Any
 
 from rules.facts.flow import Flow
-from rules.facts.module import Function, Module, read_module
+from rules.facts.module import Function, Module, dotted, read_module
 from rules.facts.walks import judge
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
 _READ_CALLS = frozenset({"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"})
+_HOOKS = frozenset({"custom_sampler"})
 _PAIRS = frozenset({"zip", "cumprod", "eq", "nonzero"})
 _VECTOR = frozenset({"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"})
 
 
 def extract(path: str, source: bytes) -> list[dict[str, Any]]:
     module = read_module(source)
-    if not module.functions:
-        return []
-    facts: list[dict[str, Any]] = [{"k": "size", "n": len(module.functions)}]
+    facts: list[dict[str, Any]] = [{"k": "size", "n": len(module.functions)}] if module.functions else []
+    facts += _replacements(module)
+    facts += [{"k": "hook", "c": f.owner, "m": f.name} for f in module.functions if f.name in _HOOKS and f.owner]
     worth = _worth(module)
     for function in module.functions:
         if function.qual not in worth:
@@ -47,6 +51,45 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
                 fact["w"] = 1
             facts.append(fact)
     return facts
+
+
+def _replacements(module: Module) -> list[dict[str, Any]]:
+    """Attributes of imported (or this file's own) classes and modules that are set to something with a name: setattr, a.b = c."""
+    found: list[dict[str, Any]] = []
+    for position, node in enumerate(module.tour):
+        if type(node) is ast.Assign:
+            targets = [(dotted(t.value), t.attr) for t in node.targets if isinstance(t, ast.Attribute)]  # type: ignore[attr-defined]
+            value: ast.expr = node.value  # type: ignore[attr-defined]
+        elif type(node) is ast.Call and type(node.func) is ast.Name and node.func.id == "setattr" and len(node.args) == 3:  # type: ignore[attr-defined]
+            name = node.args[1]  # type: ignore[attr-defined]
+            targets = [(dotted(node.args[0]), str(name.value))] if isinstance(name, ast.Constant) else []  # type: ignore[attr-defined]
+            value = node.args[2]  # type: ignore[attr-defined]
+        else:
+            continue
+        for owner, attribute in targets:
+            root = owner.split(".")[0]
+            if not owner or root in ("self", "cls") or (root not in module.imports and root not in module.bases):
+                continue
+            names = sorted({dotted(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute)) and dotted(n)})
+            names = [n for n in names if n not in dir(builtins)]
+            if names:
+                function, conditions = _place(module, position)
+                found.append({"k": "set", "o": owner, "a": attribute, "v": names[:6], "f": function, "l": node.lineno, "u": conditions})  # type: ignore[attr-defined]
+    return found
+
+
+def _place(module: Module, position: int) -> tuple[str, list[str]]:
+    """The innermost function around a node, and the conditions of that function that it stands under."""
+    inside = [f for f in module.functions if f.first < position < f.last]
+    function = max(inside, key=lambda f: f.first) if inside else None
+    start = function.first if function else 0
+    conditions: list[str] = []
+    for node in module.tour[start:position]:
+        if type(node) is ast.If:
+            for body, sign in ((node.body, ""), (node.orelse, "!")):  # type: ignore[attr-defined]
+                if body and module.span[id(body[0])][0] <= position < module.span[id(body[-1])][1]:
+                    conditions.append(sign + ast.unparse(node.test))  # type: ignore[attr-defined]
+    return (function.qual if function else ""), conditions
 
 
 @dataclass

@@ -150,11 +150,15 @@ class Judge:
         return at >= reads
 
     def accepts_ratio(self, cmp: int) -> bool:
+        """The comparison is between a random number, a ratio of two things read, or logarithms."""
         node = self.nodes[cmp]
-        below = [self.nodes[i] for i in self.below(node.left | node.right, _D)]
-        if any(n.kind == "call" and "rand" in n.name for n in below):
-            return True
-        return any((n.kind == "bin" and n.name == "/") or (n.kind == "call" and n.name in ("log", "exp", "log2", "exp2", "div")) for n in below)
+        for number in self.below(node.left | node.right, _D):
+            part = self.nodes[number]
+            if part.kind == "call" and ("rand" in part.name or part.name in ("log", "exp", "log2", "exp2")):
+                return True
+            if part.kind == "bin" and part.name == "/" and self.top_reads(part.left) and self.top_reads(part.right):
+                return True
+        return False
 
     def written(self, loop: int) -> set[str]:
         return {w.root for w in self.flow.writes if w.how in ("store", "append", "aug") and self.inside(w.loop, loop)}
@@ -232,6 +236,9 @@ def judge(flow: Flow) -> list[Walk]:
     walks: list[Walk] = []
     for loop in range(len(flow.loops)):
         walks += _chase(look, loop)
+    if not look.tokens[0]:
+        return walks
+    for loop in range(len(flow.loops)):
         walks += _search(look, loop)
         walks += _parents(look, loop)
     walks += _by_hand(look)
@@ -397,34 +404,29 @@ def _accepts(look: Judge, cmp: int) -> str:
 
 
 def _by_hand(look: Judge) -> list[Walk]:
-    """F1 without a loop: the next place read from the same table at the place before, again and again."""
+    """F1 without a loop: the next place read from the same table at the place before, again and again, and the same two tables
+    compared at one place after the other."""
     nodes = look.nodes
-    reads = [i for i, n in enumerate(nodes) if n.kind == "read" and not n.name.startswith(".")]
-    above: dict[int, set[int]] = {}
-    for read in reads:
-        index = [t for t, how in nodes[read].edges if how == I]
-        below = look.below(index, _DI)
-        above[read] = {r for r in reads if r in below and r != read and nodes[r].name == nodes[read].name}
-    deep = {r for r in reads if above[r]}
-    if not deep:
+    if len(look.tokens[2]) < 2:
         return []
-    chain = deep | set().union(*(above[r] for r in deep))
-    hits: list[int] = []
-    written = {w.root for w in look.flow.writes}
-    for cmp in look.cmps:
+    chain: set[int] = set()
+    for read, node in enumerate(nodes):
+        if node.kind == "read" and not node.name.startswith("."):
+            index = frozenset(t for t, how in node.edges if how == I)
+            before = {r for r in _direct_reads(look, index) if nodes[r].name == node.name and nodes[r].line != node.line}
+            if before:
+                chain |= before | {read}
+    hits: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
+    for cmp in sorted(look.tokens[2]) if chain else ():
         node = nodes[cmp]
-        if node.name not in _EQ and not (look.is_random(node.left) or look.is_random(node.right)):
-            continue
-        left = {nodes[r].name for r in look.top_reads(node.left) if r not in chain and _at(look, r, chain)}
-        right = {nodes[r].name for r in look.top_reads(node.right) if r not in chain and _at(look, r, chain)}
-        some = {nodes[r].name for r in (*look.top_reads(node.left), *look.top_reads(node.right))}
-        if (left or right) and len(some - written) >= 2 and (left | right) - {nodes[r].name for r in chain}:
-            hits.append(cmp)
-    places = {frozenset(chain & look.below(nodes[c].left | nodes[c].right, _DI)) for c in hits}
-    if len(places) < 2:
-        return []
-    lines = [nodes[c].line for c in hits]
-    return [_walk(look, "chase", min(lines), max(lines), hits[0], {nodes[r].name for r in chain} | _both(look, hits[0]))]
+        reads = [r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if r not in chain]
+        if any(not chain.isdisjoint(_direct_reads(look, frozenset(t for t, how in nodes[r].edges if how == I))) for r in reads):
+            hits.setdefault((look.tops(node.left), look.tops(node.right)), []).append(cmp)
+    for same in hits.values():
+        lines = {nodes[c].line for c in same}
+        if len(lines) >= 2:
+            return [_walk(look, "chase", min(lines), max(lines), same[0], {nodes[r].name for r in chain} | _both(look, same[0]))]
+    return []
 
 
 def _at(look: Judge, read: int, places: set[int]) -> bool:
@@ -549,7 +551,7 @@ def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, b
     nodes = look.nodes
     for cmp in look.cmps:
         node = nodes[cmp]
-        if node.name in ("In", "NotIn") or cmp not in back or cmp not in look.tokens[2]:
+        if node.name in ("In", "NotIn") or (node.name not in _EQ and not look.is_random(node.left | node.right)) or cmp not in back or cmp not in look.tokens[2]:
             continue
         if _both(look, cmp) & written - links:
             continue
@@ -575,7 +577,7 @@ def _jumps(look: Judge) -> list[Walk]:
             index = [t for t, how in nodes[read].edges if how == I]
             base = [t for t, how in nodes[read].edges if how == D]
             made_of = look.below(base, frozenset({D}))
-            verdicts = [c for c in look.tokens[1] if c in made_of]
+            verdicts = [c for c in look.tokens[1] if c in made_of and nodes[c].name in _EQ]
             if not verdicts or not index:
                 continue
             at = look.below(index, _DI)
