@@ -87,10 +87,27 @@ class Row:
     reason: str
 
 
+#: Errors of the lint that mean: this drafter was made for another target or layout. No flag repairs them.
+MISFITS = frozenset(
+    {
+        "verifier-differs",
+        "target-depth-differs",
+        "hidden-size-differs",
+        "vocabulary-differs",
+        "layer-ids-out-of-range",
+        "layer-ids-do-not-fit-weights",
+        "mask-token-outside-embedding",
+    }
+)
+
 _STAGES = ("tree-build", "tree-mask", "tree-walk", "tree-commit")
 
 TABLE = (
-    Row(lambda k: bool(k.drafter_misfit), "retrain", "the drafter was made for something else: {misfit}"),
+    Row(
+        lambda k: bool(k.drafter_misfit),
+        "retrain",
+        "the drafter was made for something else ({misfit}): take one made for this target, or train it",
+    ),
     Row(
         lambda k: below(k.ratio("chain_over_plain")) and k.is_("aux-layer-offset", "no", "partial"),
         "none",
@@ -223,9 +240,8 @@ def recommend(
 ) -> Recommendation:
     """The path that fits, with what speaks for and against it, what is not known yet, and the next command.
 
-    ``spec`` is the target as it was typed. ``findings`` are lint findings (id, severity, summary); one whose
-    ``retrain`` is true says that the drafter does not belong to this target. Static facts alone never claim that a tree
-    pays.
+    ``spec`` is the target as it was typed. ``findings`` are lint findings as plain data (id, severity, summary).
+    Static facts alone never claim that a tree pays.
     """
     found = list(findings)
     known = Known(
@@ -234,7 +250,7 @@ def recommend(
         vllm_version,
         measured,
         tuple(str(f.get("summary", "")) for f in found if f.get("severity") == "error"),
-        tuple(str(f.get("summary", "")) for f in found if f.get("retrain")),
+        tuple(str(f.get("summary", "")) for f in found if _is_misfit(f)),
     )
     row = next(row for row in TABLE if row.when(known))
     words = _words(known)
@@ -245,6 +261,10 @@ def recommend(
         _needs(known, row.path),
         _next(known, row.path),
     )
+
+
+def _is_misfit(finding: Mapping[str, Any]) -> bool:
+    return finding.get("severity") == "error" and finding.get("id") in MISFITS
 
 
 def _more_reasons(known: Known, path: Path) -> tuple[str, ...]:

@@ -104,6 +104,32 @@ def probes(audit: Audit) -> str:
     return "\n\n".join(["## Measured on the host", table(("Probe", "Status", "Took", "Why"), rows), *facts])
 
 
+def findings(audit: Audit) -> str:
+    """What the lint of models and flags found, errors first."""
+    if not audit.findings:
+        return ""
+    order = {"error": 0, "warning": 1, "info": 2}
+    sign = {"error": "**error**", "warning": "warning", "info": "note"}
+    rows = []
+    for finding in sorted(audit.findings, key=lambda f: order.get(str(f.get("severity")), 3)):
+        evidence = finding.get("evidence") or ()
+        shown = [sentence(audit, str(line)) for line in ([evidence] if isinstance(evidence, str) else evidence)]
+        said = sentence(audit, str(finding.get("summary", "")))
+        if finding.get("source"):
+            said += f" ({sentence(audit, str(finding['source']))})"
+        severity = str(finding.get("severity", ""))
+        rows.append(
+            (
+                sign.get(severity, prose(severity)),
+                f"{code(str(finding.get('id', '')))} {said}",
+                "<br>".join(shown),
+                sentence(audit, str(finding.get("fix", ""))),
+            )
+        )
+    head = ("Severity", "Finding", "Seen in", "Fix")
+    return "\n\n".join(["## Models and flags", table(head, rows)])
+
+
 def assumptions(audit: Audit) -> str:
     """What people take for granted, each with the test and its result."""
     if not audit.assumptions:

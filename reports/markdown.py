@@ -27,6 +27,7 @@ def render(audit: Audit) -> str:
         _stages(audit),
         _verifiers(audit),
         _others(audit),
+        details.findings(audit),
         details.probes(audit),
         details.verdicts(audit),
         details.assumptions(audit),

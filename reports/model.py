@@ -204,6 +204,7 @@ class Audit:
     errors: tuple[dict[str, Any], ...] = ()  # {"code", "message", "hint"}
     trail: tuple[TrailStep, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    findings: tuple[dict[str, Any], ...] = ()  # of the lint: {"id", "severity", "summary", "evidence", "fix", "source"}
     made: Made = field(default_factory=Made)
     ddaudit: str = ""
     schema_version: int = SCHEMA_VERSION

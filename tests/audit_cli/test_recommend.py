@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit_cli.recommend import TABLE, Known, Measured, recommend
+from audit_cli.recommend import MISFITS, TABLE, Known, Measured, recommend
 from reports.model import Verdict
 
 STAGES = ("tree-build", "tree-mask", "tree-walk", "tree-commit")
@@ -52,11 +52,8 @@ def measured(tree: float = 1.0, chain: float = 2.0, mtp: float | None = None, **
         ({"native_adapter": "yes"}, {"measured": measured(1.2, mtp=1.3)}, "chain"),
         ({"native_adapter": "yes"}, {"measured": measured(5.0, graphs=False)}, "standalone"),
         ({"native_adapter": "yes"}, {"measured": measured(5.0, real_prompts=False)}, "standalone"),
-        (
-            {},
-            {"findings": [{"id": "arch", "severity": "error", "summary": "made for another target", "retrain": True}]},
-            "retrain",
-        ),
+        ({}, {"findings": [{"id": "verifier-differs", "severity": "error", "summary": "made for another"}]}, "retrain"),
+        ({}, {"findings": [{"id": "block-size-missing", "severity": "error", "summary": "no block size"}]}, "standalone"),
     ],
 )
 def test_paths(outcomes: dict[str, Any], options: dict[str, Any], path: str) -> None:
@@ -122,3 +119,12 @@ def test_what_is_wrong_with_the_install_is_said_whatever_the_path() -> None:
 def test_the_next_command_names_the_host_that_was_scanned() -> None:
     assert " root@gpu1 " in recommend(verdicts(), spec="root@gpu1").next
     assert " user@host " in recommend(verdicts(), spec="pypi:vllm==0.33.0").next
+
+
+def test_the_misfits_are_findings_that_the_lint_has() -> None:
+    from pathlib import Path
+
+    import rules.lint
+
+    text = "".join(path.read_text() for path in Path(rules.lint.__file__).parent.glob("*.py"))
+    assert not [id for id in MISFITS if f'"{id}"' not in text]

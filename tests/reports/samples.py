@@ -97,6 +97,16 @@ def audit(**changes: Any) -> Audit:
         trail=(TrailStep("runner", "Does it?", "grep -n tree x.py", 0, 0, (), "Nothing.", "the engine"),),
         assumptions=(Assumption("It exists", "looked", "no", "no", (EVIDENCE,)),),
         made=Made("2026-11-29T18:00:00Z", 1.25, "known", 0, "ef" * 32, examples="12/12 rule examples pass"),
+        findings=(
+            {
+                "id": "layer-ids-off-by-one",
+                "severity": "warning",
+                "summary": "the ids are one too low",
+                "evidence": ["config.json: target_layer_ids [1, 2]"],
+                "fix": "upgrade",
+            },
+            {"id": "verifier-differs", "severity": "error", "summary": "made for another", "evidence": [], "fix": "train"},
+        ),
         ddaudit="0.1.0",
     )
     return dataclasses.replace(base, **changes)
@@ -104,7 +114,7 @@ def audit(**changes: Any) -> Audit:
 
 def everywhere(value: Any, text: str) -> Any:
     """``value`` (an audit, or a part of one) with ``text`` put before every string that a host can fill."""
-    fixed = {
+    fixed = {"severity",
         "kind",
         "outcome",
         "status",

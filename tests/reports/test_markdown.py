@@ -56,6 +56,7 @@ def test_every_section_is_there_and_each_verdict_has_its_details() -> None:
         "The four stages",
         "Every verifier found",
         "The other questions",
+        "Models and flags",
         "Measured on the host",
         "Details, one question each",
         "Assumptions tested",
