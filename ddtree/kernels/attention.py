@@ -6,6 +6,8 @@ the step's own tokens, read ancestor words. A second small kernel joins the part
 graph can be replayed.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from functools import cache
@@ -15,6 +17,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ddtree.kernels.bits import unpack
+from ddtree.kernels.bits import window as window_bits
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 64
@@ -121,17 +126,9 @@ def _attend(
         own = position - length  # a node; negative: context
         seen = (there[None, :] & live[:, None]) != 0
         if TREE:
-            # The 64 bits that start at node at - length: the end of one word and the start of the next. Below node 0
-            # lies the context, seen by all.
-            shift = ((at - length) & 63).to(tl.uint64)
-            word = (at - length - (at - length & 63)) // 64
-            place = words + (first + node) * W + word
-            low = tl.load(place, mask=(live & (word >= 0) & (word < W)) != 0, other=0)
-            high = tl.load(place + 1, mask=(live & (word >= -1) & (word < W - 1)) != 0, other=0)
-            low = low.to(tl.uint64, bitcast=True) >> shift
-            high = tl.where(shift == 0, 0, high.to(tl.uint64, bitcast=True) << ((64 - shift) & 63))
-            bits = (low | high)[:, None] >> tl.arange(0, TAIL_N).to(tl.uint64)[None, :]
-            seen = seen & ((own < 0)[None, :] | ((bits & 1) != 0))
+            # Below node 0 lies the context, seen by all.
+            mine = unpack(window_bits(words + (first + node) * W, live, at - length, W), TAIL_N)
+            seen = seen & ((own < 0)[None, :] | mine)
         if WINDOW:
             own_level = tl.load(depth + first + own, mask=there & (own >= 0), other=0)
             own_level = tl.where(own < 0, own, own_level)

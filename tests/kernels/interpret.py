@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny products on a shared machine
+
 import torch
 
 from ddtree import attention as twin
-from tests.kernels.trees import SHAPES, make_tree, shuffled
+from ddtree import gdn
+from tests.kernels.trees import SHAPES, make_tree, path_to, shuffled
 
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if ON_CPU else "cuda"
@@ -153,6 +156,65 @@ def check_two_parts():
         want, want_lse = twin.merge(other, other_lse, got, lse)
         close(joined, want, BOUND[dtype], "merge")
         close(joined_lse, want_lse, 2e-6, "merge lse")
+
+
+def gdn_case(gen, sizes, size, hk, hv, dim, dtype=torch.float32, aligned=False, slots=None, width=3, tune=None):
+    """Verify, then commit one path, against the twin in float64 on the same (rounded) inputs."""
+    from ddtree.kernels import gdn as fast
+
+    lists = [shuffled(SHAPES["spine"](n, gen), gen) for n in sizes]
+    tree = make_tree(lists, size, gen)
+    requests, channels = len(sizes), (2 * hk + hv) * dim
+    x = draw(gen, requests, size, channels, dtype=dtype)
+    if aligned:  # keys of one head nearly equal: large entries off the diagonal
+        x = (draw(gen, 1, 1, channels) + 0.05 * draw(gen, requests, size, channels)).to(dtype)
+    a, b = (draw(gen, requests, size, hv, dtype=dtype) for _ in range(2))
+    if aligned:
+        a, b = a - 12, b + 6
+    weight = 0.5 * draw(gen, channels, 4, dtype=dtype)
+    layer = gdn.Layer(weight, draw(gen, hv).abs(), draw(gen, hv), hk, hv, dim, dim)
+    pool = requests if slots is None else max(slots) + 2
+    conv, state = draw(gen, pool, channels, width, dtype=dtype), 0.1 * draw(gen, pool, hv, dim, dim)
+    place = None if slots is None else torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    windows, words = gdn.conv_windows(tree.parents, 4).to(DEVICE), tree.words.to(DEVICE)
+    exact = gdn.Layer(*(t.double() for t in (layer.conv_weight, layer.a_log, layer.dt_bias)), hk, hv, dim, dim)
+    wide = [t.double() for t in (x, a, b, conv, state)]
+    want, want_stash = gdn.verify(exact, *wide, words, windows, place)
+    got, stash = fast.verify(layer, x, a, b, conv, state, words, windows, place, tune=tune)
+    label = f"gdn {sizes} {hk}/{hv}x{dim} {dtype} {'aligned' if aligned else ''} {tune or ''}"
+    for r, n in enumerate(sizes):
+        close(got[r, :n], want[r, :n], max(BOUND[dtype], 9e-6), label + " out")
+        for name in ("k", "g", "u"):
+            close(getattr(stash, name)[r, :n], getattr(want_stash, name)[r, :n], 9e-6, f"{label} {name}")
+    leaves = [int(tree.depth[r].argmax()) for r in range(requests)]
+    paths = [path_to(one, leaf) for one, leaf in zip(lists, leaves, strict=True)]
+    nodes = torch.full((requests, 17), -1, dtype=torch.int32)
+    for r, path in enumerate(paths):
+        nodes[r, : len(path)] = torch.tensor(path)
+    for cut in (0, 1, 99):  # root alone, a short path, all of it; -1 leaves a request as it is
+        count = torch.tensor([min(cut, len(p) - 1) for p in paths], dtype=torch.int32)
+        if cut == 1 and requests > 1:
+            count[0] = -1
+        states = [conv.clone(), state.clone(), conv.double(), state.double()]
+        fast.commit(stash, states[0], states[1], nodes.to(DEVICE), count.to(DEVICE), place)
+        gdn.commit(want_stash, states[2], states[3], nodes.to(DEVICE), count.to(DEVICE), place)
+        assert torch.equal(states[0].double(), states[2]), f"{label} window"
+        close(states[1], states[3], 9e-6, label + " state")
+
+
+def check_gdn():
+    gen = generator(20)
+    gdn_case(gen, [17], 17, 1, 2, 16)
+    gdn_case(gen, [33, 20], 33, 1, 2, 16, torch.float16, slots=[3, 1], width=4)
+    gdn_case(gen, [65, 40], 65, 2, 2, 16)
+    gdn_case(gen, [150], 150, 1, 1, 16)
+    gdn_case(gen, [1], 1, 1, 1, 16)
+
+
+def check_gdn_aligned():
+    gen = generator(21)
+    gdn_case(gen, [65], 65, 1, 2, 32, aligned=True)
+    gdn_case(gen, [100], 100, 1, 1, 16, aligned=True, tune={"BLOCK": 32})
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}

@@ -25,9 +25,9 @@ def spine(n: int, gen: torch.Generator, depth: int = 15) -> list[int]:
     parents, level = [-1], [0]
     while len(parents) < n:
         at = int(torch.randint(max(0, len(parents) - 12), len(parents), (1,), generator=gen))
-        if level[at] < depth:
-            parents.append(at)
-            level.append(level[at] + 1)
+        at = at if level[at] < depth else 0
+        parents.append(at)
+        level.append(level[at] + 1)
     return parents
 
 
