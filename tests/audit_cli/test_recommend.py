@@ -53,7 +53,7 @@ def measured(tree: float = 1.0, chain: float = 2.0, mtp: float | None = None, **
         ({"native_adapter": "yes"}, {"measured": measured(5.0, graphs=False)}, "standalone"),
         ({"native_adapter": "yes"}, {"measured": measured(5.0, real_prompts=False)}, "standalone"),
         ({}, {"findings": [{"id": "verifier-differs", "severity": "error", "summary": "made for another"}]}, "retrain"),
-        ({}, {"findings": [{"id": "block-size-missing", "severity": "error", "summary": "no block size"}]}, "standalone"),
+        ({}, {"findings": [{"id": "block-size-missing", "severity": "error", "summary": "no size"}]}, "standalone"),
     ],
 )
 def test_paths(outcomes: dict[str, Any], options: dict[str, Any], path: str) -> None:

@@ -105,7 +105,7 @@ def audit(**changes: Any) -> Audit:
                 "evidence": ["config.json: target_layer_ids [1, 2]"],
                 "fix": "upgrade",
             },
-            {"id": "verifier-differs", "severity": "error", "summary": "made for another", "evidence": [], "fix": "train"},
+            {"id": "verifier-differs", "severity": "error", "summary": "made for another", "fix": "train"},
         ),
         ddaudit="0.1.0",
     )
