@@ -21,7 +21,7 @@ def upstream(audit: Audit, file: str, line: int = 0, end_line: int = 0) -> str:
     A local version (``0.33.0+fork``) has no tag.
     """
     record, version = audit.install.record, audit.install.vllm_version
-    if record.status == "unknown" or file in record.changed or file in record.orphans:
+    if record.status == "unknown" or file in record.changed or file in record.orphans or file in _elsewhere(audit):
         return ""
     if not _RELEASE.fullmatch(version) or not re.fullmatch(r"vllm/[\w./-]+\.py", file, re.ASCII) or ".." in file:
         return ""
@@ -29,6 +29,14 @@ def upstream(audit: Audit, file: str, line: int = 0, end_line: int = 0) -> str:
         return ""
     anchor = f"#L{line}" + (f"-L{end_line}" if end_line > line else "") if line else ""
     return f"{_UPSTREAM}/v{version}/{file}{anchor}"
+
+
+def _elsewhere(audit: Audit) -> frozenset[str]:
+    """Files of which a plugin or a PYTHONPATH folder brings its own copy: a sentence that names one may mean that
+    copy."""
+    evidence = (e.file for v in audit.verdicts for e in v.evidence if e.origin != "vllm")
+    items = (str(i.get("file")) for v in audit.verdicts for i in v.items if i.get("origin", "vllm") != "vllm")
+    return frozenset((*evidence, *items))
 
 
 def place(audit: Audit, file: str, line: int = 0, end_line: int = 0, stock: bool = True) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from reports import summary
+from reports.links import sentence
 from reports.markdown import render
 from reports.model import Audit, Install, Record, audit_from_json, to_json
 from tests.reports.samples import SAMPLER, audit, everywhere, item, verdict
@@ -86,6 +87,20 @@ def test_links_lead_to_the_tag_only_where_the_file_is_the_releases() -> None:
         assert "#L793" not in render(audit(install=Install(version, record)))
     overlay = audit(verdicts=(verdict("verifiers", "yes", items=(item(origin="pythonpath:0"),)),), assumptions=())
     assert "#L793" not in render(overlay)
+
+
+def test_a_file_that_an_overlay_replaces_is_linked_nowhere() -> None:
+    ours = dataclasses.replace(audit().verdicts[2].evidence[0], origin="pythonpath:0")
+    text = render(audit(verdicts=(verdict("tree-walk", "no", f"see {SAMPLER}:793", evidence=(ours,)),)))
+    assert f"`{SAMPLER}:793`" in text and "#L793" not in text and "of `pythonpath:0`" in text
+
+
+def test_places_in_sentences_are_linked_and_code_stays_code() -> None:
+    said = f"see {SAMPLER}:793 and `{SAMPLER}:12`, not `cat {SAMPLER}:5 | x` nor x{SAMPLER} or a/b.py:3, mixed_qkv"
+    text = sentence(audit(), said)
+    base = f"https://github.com/vllm-project/vllm/blob/v0.33.0/{SAMPLER}"
+    assert text.startswith(f"see [`{SAMPLER}:793`]({base}#L793) and [`{SAMPLER}:12`]({base}#L12), not `cat ")
+    assert text.endswith("or `a/b.py:3`, mixed_qkv")
 
 
 def test_what_differs_from_the_release_is_named_before_anything_else_of_the_install() -> None:
