@@ -114,7 +114,8 @@ def audit(**changes: Any) -> Audit:
 
 def everywhere(value: Any, text: str) -> Any:
     """``value`` (an audit, or a part of one) with ``text`` put before every string that a host can fill."""
-    fixed = {"severity",
+    fixed = {
+        "severity",
         "kind",
         "outcome",
         "status",
