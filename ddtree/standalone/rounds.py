@@ -150,6 +150,17 @@ def prefill(parts: Parts, state: State, request: int, prompt: Tensor) -> Tensor:
     return parts.target.logits(hidden[0, -1])
 
 
+def copy_prompt(state: State, source: int, to: list[int], length: int) -> None:
+    """Give other requests the state of one whose prompt of ``length`` tokens has just been run."""
+    for cache in [*state.caches, *([] if state.draft_cache is None else [state.draft_cache])]:
+        cache[:, :, to, :length] = cache[:, :, source : source + 1, :length]
+    for layer in state.layers:
+        for t in (layer.conv, layer.delta):
+            if t is not None:
+                t[to] = t[source : source + 1]
+    state.lengths[to] = length
+
+
 def draft(parts: Parts, state: State) -> Tensor:
     """The drafter's hidden states of one block per request: [R, B, H]."""
     d, home = parts.drafter, state.lengths.device
@@ -164,15 +175,20 @@ def draft(parts: Parts, state: State) -> Tensor:
     return d.draft(state.roots, state.draft_cache, state.lengths, parts.target.embed, both)
 
 
-def propose(parts: Parts, state: State, hidden: Tensor | None, budget: int) -> Tree:
-    """The round's tree: its root (PLAIN_DECODE), the drafter's best chain (CHAIN), or its best ``budget`` nodes."""
-    if budget == PLAIN_DECODE:
-        return chain_tree(state.roots[:, None][:, :0], state.roots)
-    assert hidden is not None and parts.drafter is not None
+def propose(parts: Parts, state: State, hidden: Tensor | None, budget: int) -> tuple[Tree, Tensor]:
+    """The round's tree: its root (PLAIN_DECODE), the drafter's best chain (CHAIN), or its best ``budget`` nodes.
+
+    Returns:
+        the tree, and the best chain int64 [R, K] (K = 0 without a draft).
+    """
+    if hidden is None or parts.drafter is None:
+        nothing = state.roots[:, None][:, :0]
+        return chain_tree(nothing, state.roots), nothing
     values, ids = parts.drafter.top(hidden, parts.target.head, max(budget, 1))
+    best = ids[:, :, 0]
     if budget == CHAIN:
-        return chain_tree(ids[:, :, 0], state.roots)
-    return parts.ops.build_tree((values, ids), state.roots, budget)
+        return chain_tree(best, state.roots), best
+    return parts.ops.build_tree((values, ids), state.roots, budget), best
 
 
 def verify(parts: Parts, state: State, tree: Tree) -> tuple[Tensor, Tensor]:
@@ -210,14 +226,40 @@ def commit(parts: Parts, state: State, path: Path, tapped: Tensor) -> None:
     state.roots.copy_(torch.where(state.active, path.bonus, state.roots))
 
 
+@dataclass(frozen=True)
+class RoundResult:
+    """One request's round, as the host sees it."""
+
+    count: int  # accepted drafts
+    tokens: list[int]  # committed: the accepted drafts and the bonus
+    nodes: list[int]  # tree slots of the accepted drafts, ascending
+    on_chain: int  # leading accepted drafts that are the drafter's best token of their position
+
+    def within(self, budget: int) -> int:
+        """Drafts that a tree of this smaller budget would have accepted: its nodes are the first of this one."""
+        return sum(n <= budget for n in self.nodes)
+
+
+def pack_result(path: Path, best: Tensor) -> Tensor:
+    """All that the host needs of a round in one int64 tensor [R, 2 + 2 (D+1)]; see unpack_results."""
+    agree = (path.tokens[:, : best.shape[1]] == best) & (path.nodes[:, 1:] >= 0)
+    on_chain = agree.long().cumprod(1).sum(1, keepdim=True)
+    return torch.cat([path.count[:, None].long(), on_chain, path.tokens, path.nodes.long()], 1)
+
+
+def unpack_results(rows: list[list[int]]) -> list[RoundResult]:
+    """RoundResults from pack_result's rows on the host."""
+    half = (len(rows[0]) - 2) // 2
+    return [RoundResult(r[0], r[2 : r[0] + 3], r[half + 3 : half + 3 + r[0]], r[1]) for r in rows]
+
+
 def run_round(
     parts: Parts, state: State, budget: int, sampling: Sampling, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One round. Returns int64 [R, D+2]: accepted drafts, then committed tokens (see Path.tokens); and the logits."""
+    """One round. Returns what the host needs (see pack_result), and the target's logits at the roots [R, V]."""
     hidden = None if budget == PLAIN_DECODE else draft(parts, state)
-    tree = propose(parts, state, hidden, budget)
+    tree, best = propose(parts, state, hidden, budget)
     logits, tapped = verify(parts, state, tree)
     path = accept(parts, tree, logits, sampling, generator)
     commit(parts, state, path, tapped)
-    return torch.cat([path.count[:, None].long(), path.tokens], 1), logits
-
+    return pack_result(path, best), logits[:, 0]

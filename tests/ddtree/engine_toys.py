@@ -62,7 +62,11 @@ def hf_target(kind: str, seed: int = 0, vocab: int = 97) -> Any:
     }
     partial = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     torch.manual_seed(seed)
-    if kind == "qwen3":
+    if kind == "tiny":
+        tiny = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+        config = transformers.Qwen3Config(**{**common, **tiny}, num_hidden_layers=1)
+        model = transformers.Qwen3ForCausalLM(config)
+    elif kind == "qwen3":
         config = transformers.Qwen3Config(**common, num_hidden_layers=3)
         model = transformers.Qwen3ForCausalLM(config)
     elif kind == "qwen3-sliding":
