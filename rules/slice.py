@@ -232,7 +232,7 @@ class _Walker:
                 self._runner(path, cls, runner, starts, around, roots)
         self._replacements(starts, roots)
         self.slice.reached = self._follow(starts)
-        self.slice.step = self._follow([*starts, *around], stop=set())
+        self.slice.step = {**self._follow(around, hops=3, narrow=True), **self.slice.reached}
         self.slice.roots = tuple(roots)
 
     def _runner(
@@ -360,27 +360,29 @@ class _Walker:
             return self._all_methods(file.path, name)
         return [(file.path, name)] if name in graph["functions"] else []
 
-    def _follow(self, starts: list[tuple[Key, Reached]], imports: bool = False, stop: set[str] | None = None) -> dict[Key, Reached]:
+    def _follow(
+        self, starts: list[tuple[Key, Reached]], imports: bool = False, hops: int = _MAX_HOPS, narrow: bool = False
+    ) -> dict[Key, Reached]:
         """Breadth first; what can be reached without passing a condition that is off is found before what can't."""
         reached: dict[Key, Reached] = {}
         for off_pass in (False, True):
             todo = [(k, r) for k, r in starts if bool(r.off) == off_pass]
             if off_pass:
-                todo += [(k, r) for k, r in self._edges_of(reached, imports) if r.off and k not in reached]
+                todo += [(k, r) for k, r in self._edges_of(reached, imports, narrow) if r.off and k not in reached]
             while todo and len(reached) < _MAX_FUNCTIONS:
                 later: list[tuple[Key, Reached]] = []
                 for key, how in todo:
-                    if key in reached or how.hops > _MAX_HOPS:
+                    if key in reached or how.hops > hops:
                         continue
                     reached[key] = how
-                    later += [(k, r) for k, r in self._edges(key, how, imports) if k not in reached and (off_pass or not r.off)]
+                    later += [(k, r) for k, r in self._edges(key, how, imports, narrow) if k not in reached and (off_pass or not r.off)]
                 todo = later
         return reached
 
-    def _edges_of(self, reached: dict[Key, Reached], imports: bool) -> list[tuple[Key, Reached]]:
-        return [edge for key, how in list(reached.items()) for edge in self._edges(key, how, imports)]
+    def _edges_of(self, reached: dict[Key, Reached], imports: bool, narrow: bool) -> list[tuple[Key, Reached]]:
+        return [edge for key, how in list(reached.items()) for edge in self._edges(key, how, imports, narrow)]
 
-    def _edges(self, key: Key, how: Reached, imports: bool) -> list[tuple[Key, Reached]]:
+    def _edges(self, key: Key, how: Reached, imports: bool, narrow: bool) -> list[tuple[Key, Reached]]:
         path, qual = key
         file = self.ctx.file(path)
         graph = self.graph(file) if file is not None else None
@@ -392,8 +394,13 @@ class _Walker:
         if function.get("x") and not imports:
             self.slice.executed.setdefault(key, function["x"])
         edges: list[tuple[Key, Reached]] = []
+        verbs = {name[2:] for name, _, _ in function["c"] if name.startswith("?.")} | {"__init__", "__call__", "forward"}
         for name, _, under in [*function["c"], *function["r"]]:
             targets = self._targets(path, qual, name, graph)
+            if narrow and len(targets) > 1:  # a class: around acceptance, only what is called on it here
+                if any(q.endswith(".propose") for _, q in targets):
+                    continue
+                targets = [t for t in targets if t[1].rsplit(".", 1)[-1] in verbs]
             if not targets:
                 continue
             off = how.off or self.off(key, under)
@@ -413,6 +420,8 @@ class _Walker:
             return self._callable(*where) if where is not None and where[1] else []
         cls = next((part for part in qual.split(".") if part in graph["classes"]), "")
         parts = name.split(".")
+        if len(parts) == 1 and parts[0] in ("self", "cls", "super"):
+            return []
         if parts[0] in ("self", "cls") and cls:
             if len(parts) == 2:
                 found = self.method(path, cls, parts[1])

@@ -112,6 +112,8 @@ class Flow:
         self._returns: list[list[Value]] = []
         self._self_calls: list[tuple[Function, dict[str, set[int]]]] = []
         self.truncated = False
+        self.returned: Value = NONE
+        self.lines = (function.node.lineno, function.node.end_lineno or function.node.lineno)
         try:
             self._top(function)
         except (TooLarge, RecursionError):
@@ -177,6 +179,7 @@ class Flow:
         self._nested.append({})
         self._returns.append([])
         self.block(function.node.body, env)
+        self.returned = frozenset().union(*self._returns[0])
 
     def _calls_itself(self, function: Function) -> bool:
         for node in self.module.tour[function.first : function.last]:

@@ -13,6 +13,7 @@ from typing import Any
 from rules.facts.module import FunctionNode, dotted, imported_module, parse
 
 _KEEP_TEXT = 120
+_ASKS = frozenset({"isinstance", "issubclass", "cast", "typing.cast", "hasattr", "TypeVar"})
 
 
 def extract(path: str, source: bytes) -> list[dict[str, Any]]:
@@ -29,6 +30,7 @@ class _Reader:
         self.classes: dict[str, dict[str, Any]] = {}
         self.consts: dict[str, str] = {}
         self.functions: dict[str, dict[str, Any]] = {}
+        self._tells: dict[tuple[str, str], bool] = {}
         self._new_function("", 1, 1)
 
     def forget(self) -> None:
@@ -43,18 +45,39 @@ class _Reader:
 
             calls: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
             for name, line, under in function["c"]:
+                under = self._telling(under, qual)
                 if not known(name):
                     name = f"?.{name.rsplit('.', 1)[-1]}" if "." in name else ""
                 if name:
                     calls.setdefault((name, tuple(under)), [name, line, under])
             refs: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
             for name, line, under in function["r"]:
-                if name.startswith("'") or known(name):
+                under = self._telling(under, qual)
+                if name.startswith("'") or (known(name) and name not in ("self", "cls", "super")):
                     refs.setdefault((name, tuple(under)), [name, line, under])
             function["c"], function["r"] = list(calls.values()), list(refs.values())
             function["o"] = sorted(set(function["o"]))
             for key in [k for k, v in function.items() if v in ([], {}) and k not in ("c", "r")]:
                 del function[key]
+
+    def _telling(self, conditions: list[str], qual: str) -> list[str]:
+        """The conditions that could be settled without running: those on constants, the environment, and attributes bound once."""
+        return [c for c in conditions if self._could_tell(c, qual)]
+
+    def _could_tell(self, condition: str, qual: str) -> bool:
+        key = (condition, qual.split(".")[0])
+        if key not in self._tells:
+            try:
+                nodes = list(ast.walk(ast.parse(condition.removeprefix("!"), mode="eval")))
+            except SyntaxError:
+                nodes = []
+            attributes = self.classes.get(key[1], {}).get("a", {})
+            self._tells[key] = "environ" in condition or "getenv" in condition or any(
+                (isinstance(n, ast.Name) and (n.id in self.consts or n.id in self.imports))
+                or (isinstance(n, ast.Attribute) and dotted(n).startswith("self.") and len(attributes.get(n.attr, ())) == 1)
+                for n in nodes
+            ) or (len(nodes) == 2 and isinstance(nodes[1], ast.Constant))  # fmt: skip
+        return self._tells[key]
 
     def _new_function(self, qual: str, line: int, end: int) -> dict[str, Any]:
         return self.functions.setdefault(qual, {"l": line, "e": end, "p": [], "d": {}, "c": [], "r": [], "o": [], "x": []})
@@ -70,7 +93,7 @@ class _Reader:
                     under.append(_text(node.test))
 
     def statement(self, node: ast.stmt, qual: str, owner: str, under: list[str]) -> None:
-        here = self.functions[qual]
+        here = self.functions.get(qual, self.functions[""])
         match node:
             case ast.Import():
                 for alias in node.names:
@@ -165,6 +188,9 @@ class _Reader:
         called: set[int] = set()
         conditions = list(under)
         for sub in ast.walk(node):
+            if isinstance(sub, ast.Call) and dotted(sub.func) in _ASKS:  # naming a class to ask about it doesn't run it
+                called.update(id(part) for argument in sub.args for part in ast.walk(argument) if isinstance(part, (ast.Name, ast.Attribute)))
+                continue
             if isinstance(sub, ast.Call):
                 func: ast.AST = sub.func
                 while isinstance(func, ast.Subscript):

@@ -131,8 +131,7 @@ def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function 
         qual, owner, outer = name, "", function
     elif kind is ast.ClassDef:
         assert isinstance(node, ast.ClassDef)
-        qual = f"{qual}.{node.name}" if qual else node.name
-        owner = node.name
+        qual = owner = node.name  # methods are "Class.method" wherever the class stands
         module.bases[node.name] = tuple(filter(None, (dotted(b) for b in node.bases)))
     elif kind is ast.Import:
         assert isinstance(node, ast.Import)

@@ -130,8 +130,23 @@ class Judge:
             self._tops[value] = frozenset(names)
         return self._tops[value]
 
+    def made_of(self, value: Value) -> list[int]:
+        """What a value is computed from in this round: not what an earlier round, a container or a place in memory held."""
+        found: list[int] = []
+        seen: set[int] = set()
+        todo = list(value)
+        while todo:
+            number = todo.pop()
+            if number in seen or self.nodes[number].kind in ("phi", "upd", "affine"):
+                continue
+            seen.add(number)
+            found.append(number)
+            if self.nodes[number].kind not in ("read", "iter"):
+                todo += [t for t, how in self.nodes[number].edges if how == D]
+        return found
+
     def is_random(self, value: Value) -> bool:
-        return any(n.kind == "call" and "rand" in n.name for n in (self.nodes[i] for i in self.below(value, _D)))
+        return any(self.nodes[i].kind == "call" and "rand" in self.nodes[i].name for i in self.made_of(value))
 
     def two_streams(self, cmp: int, reads: int = 1) -> bool:
         """The comparison sets something read from one table against something read from another. Attributes of an object alone are no
@@ -152,9 +167,9 @@ class Judge:
     def accepts_ratio(self, cmp: int) -> bool:
         """The comparison is between a random number, a ratio of two things read, or logarithms."""
         node = self.nodes[cmp]
-        for number in self.below(node.left | node.right, _D):
+        for number in self.made_of(node.left | node.right):
             part = self.nodes[number]
-            if part.kind == "call" and ("rand" in part.name or part.name in ("log", "exp", "log2", "exp2")):
+            if part.kind == "call" and ("rand" in part.name or part.name in ("log", "log2")):
                 return True
             if part.kind == "bin" and part.name == "/" and self.top_reads(part.left) and self.top_reads(part.right):
                 return True
@@ -735,8 +750,9 @@ def _reduced(look: Judge, below: frozenset[int], mix: int) -> bool:
 def _chains(look: Judge) -> list[Walk]:
     flow, nodes = look.flow, look.nodes
     found: list[Walk] = []
+    first, last = flow.lines
     for loop, here in enumerate(flow.loops):
-        if here.kind not in ("for", "while"):
+        if here.kind not in ("for", "while") or not first <= here.line <= last:  # a helper's own loop is the helper's
             continue
         deciders: list[int] = []
         for cmp in look.cmps:
@@ -744,14 +760,14 @@ def _chains(look: Judge) -> list[Walk]:
             if not look.inside(node.loop, loop) or cmp not in look.tokens[2]:
                 continue
             reads = [r for s in (node.left, node.right) for r in look.top_reads(s)]
-            at = [r for r in reads if _steps(look, r, loop)]
+            at = [r for r in reads if _steps(look, r, loop) and _scalar(look, r)]
             random = look.is_random(node.left) or look.is_random(node.right)
-            if len({nodes[r].name for r in at}) >= 2 or (at and (random or _helped(look, node.left | node.right, loop))):
+            if len({nodes[r].name for r in at if not nodes[r].name.startswith('.')}) >= 2 or (at and random):
                 deciders.append(cmp)
         if not deciders:
             continue
         kept = [c for c in deciders if _stops(look, loop, c)]
-        if kept and _sinks(look, loop):
+        if kept and _sinks(look, loop, kept):
             accepts = tuple(dict.fromkeys(_chain_accepts(look, c) for c in kept))
             first = kept[0]
             tables = set().union(*(_both(look, c) for c in kept))
@@ -798,10 +814,6 @@ def _counts(look: Judge, phi: int) -> bool:
     return False
 
 
-def _helped(look: Judge, value: Value, loop: int) -> bool:
-    return len({look.nodes[r].name for r in look.top_reads(value)}) >= 2
-
-
 def _stops(look: Judge, loop: int, cmp: int) -> bool:
     """The comparison ends the run: a flag that the next round reads, a break, or a masked write."""
     nodes, flow = look.nodes, look.flow
@@ -831,10 +843,36 @@ def _is_flag(look: Judge, phi: int, loop: int) -> bool:
     return any(look.inside(w.loop, loop) and phi in look.below(w.under, frozenset({D, C})) for w in look.flow.writes)
 
 
-def _sinks(look: Judge, loop: int) -> bool:
-    if any(look.inside(w.loop, loop) and w.how != "attr" for w in look.flow.writes):
-        return True
-    return any(_counts(look, phi) for phi in look.flow.loops[loop].phis.values())
+def _sinks(look: Judge, loop: int, kept: list[int]) -> bool:
+    """The loop hands out tokens that it read at its own position, rewrites a stream that it compares, or counts and returns the count."""
+    nodes, flow = look.nodes, look.flow
+    compared = set().union(*(_both(look, c) for c in kept))
+    for write in flow.writes:
+        if not look.inside(write.loop, loop) or write.how == "attr":
+            continue
+        if write.root in compared and write.mask:
+            return True
+        if any(nodes[r].kind in ("read", "iter") and _steps(look, r, loop) and _scalar(look, r) for r in look.made_of(write.value)):
+            return True
+    returned = look.below(flow.returned, _D)
+    return any(_counts(look, phi) and phi in returned for phi in flow.loops[loop].phis.values())
+
+
+def _scalar(look: Judge, read: int) -> bool:
+    """Read at one place, not at a block of lanes."""
+    index = frozenset(t for t, how in look.nodes[read].edges if how == I)
+    todo, seen = list(index), set()
+    while todo:
+        number = todo.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        node = look.nodes[number]
+        if node.kind == "affine" and node.name == "arange":
+            return False
+        if node.kind not in ("read", "iter", "call", "phi", "upd"):
+            todo += [t for t, how in node.edges if how == D]
+    return True
 
 
 def _chain_vectors(look: Judge) -> list[Walk]:
@@ -850,8 +888,16 @@ def _chain_vectors(look: Judge) -> list[Walk]:
             summed = any(n.kind == "call" and n.name in ("sum", "argmin", "all", "count_nonzero") and number in look.below([i], _D) for i, n in enumerate(nodes))
             if not summed:
                 continue
-        elif not (look.is_random(nodes[verdicts[0]].left | nodes[verdicts[0]].right) or nodes[verdicts[0]].name in _EQ):
+        elif not any(_finds_mismatch(look, node.name, c) for c in verdicts):
             continue
         cmp = verdicts[0]
         return [Walk("chain", nodes[cmp].line, node.line, nodes[cmp].line, tuple(sorted(_both(look, cmp))), accepts=(_chain_accepts(look, cmp),))]
     return []
+
+
+def _finds_mismatch(look: Judge, finder: str, cmp: int) -> bool:
+    """The finder gives the first place where the comparison says no: the first False of "same", the first True of "differs"."""
+    node = look.nodes[cmp]
+    if node.name not in _EQ:
+        return look.is_random(node.left | node.right)
+    return (finder == "argmin") == (node.name in ("Eq", "In"))
