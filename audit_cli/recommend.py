@@ -275,7 +275,7 @@ def _more_reasons(known: Known, path: Path) -> tuple[str, ...]:
         reasons.append("a tree walk is in the code but not in use: see tree-walk for what would switch it on")
     if known.is_("dflash-support", "yes") and path in ("standalone", "chain"):
         reasons.append("plain DFlash (a chain) works in this vLLM today and is what the tree has to beat")
-    if known.is_("dflash-support", "no"):
+    if known.is_("dflash-support", "no") and path != "none":
         reasons.append("this vLLM has no DFlash method: the drafter runs only in the standalone engine")
     return tuple(reasons)
 

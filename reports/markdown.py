@@ -58,7 +58,9 @@ def _made(audit: Audit) -> str:
     made = audit.made
     parts = [f"Audit of {code(audit.target.spec)}"]
     if made.at:
-        parts.append(f"made {prose(made.at)}" + (f" in {made.seconds:.1f} s" if made.seconds else ""))
+        parts.append(
+            f"made {prose(made.at.replace('+00:00', 'Z'))}" + (f" in {made.seconds:.1f} s" if made.seconds else "")
+        )
     parts.append(f"by ddaudit {prose(audit.ddaudit)}".rstrip())
     if made.rules_sha256:
         tested = f", {prose(made.examples)}" if made.examples else ""
@@ -76,7 +78,10 @@ def _recommendation(audit: Audit) -> str:
     for title, points in (
         ("Why", recommendation.reasons),
         ("What speaks against it", recommendation.against),
-        ("Not known yet: measure this first", recommendation.needs),
+        (
+            "Not known yet" if recommendation.path == "none" else "Not known yet: measure this first",
+            recommendation.needs,
+        ),
     ):
         if points:
             blocks.append(f"**{title}**\n" + "\n".join(f"- {prose(point)}" for point in points))

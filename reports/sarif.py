@@ -138,8 +138,9 @@ def _invocation(audit: Audit) -> dict[str, Any]:
         for e in audit.errors
     ]
     invocation: dict[str, Any] = {"executionSuccessful": not audit.errors, "toolExecutionNotifications": notes}
-    if _is_time(audit.made.at):
-        invocation["endTimeUtc"] = audit.made.at
+    at = audit.made.at.replace("+00:00", "Z")
+    if _is_time(at):
+        invocation["endTimeUtc"] = at
     return invocation
 
 

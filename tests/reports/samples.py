@@ -96,7 +96,7 @@ def audit(**changes: Any) -> Audit:
         errors=({"code": "file-failed", "message": "vllm/broken.py: SyntaxError", "hint": "look at it"},),
         trail=(TrailStep("runner", "Does it?", "grep -n tree x.py", 0, 0, (), "Nothing.", "the engine"),),
         assumptions=(Assumption("It exists", "looked", "no", "no", (EVIDENCE,)),),
-        made=Made("2026-11-29T18:00:00Z", 1.25, "known", 0, "ef" * 32, examples="12/12 rule examples pass"),
+        made=Made("2026-11-29T18:00:00+00:00", 1.25, "known", 0, "ef" * 32, examples="12/12 rule examples pass"),
         findings=(
             {
                 "id": "layer-ids-off-by-one",

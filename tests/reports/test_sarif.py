@@ -39,6 +39,7 @@ def test_valid_and_every_rule_is_listed() -> None:
     notes = run["invocations"][0]["toolExecutionNotifications"]
     assert any("SyntaxError" in note["message"]["text"] for note in notes)
     assert run["invocations"][0]["executionSuccessful"] is False
+    assert run["invocations"][0]["endTimeUtc"] == "2026-11-29T18:00:00Z"
 
 
 def test_a_rule_of_the_users_own_is_listed_too() -> None:
