@@ -96,12 +96,21 @@ def probes(audit: Audit) -> str:
     if not audit.probes:
         return ""
     rows = [(code(p.id), p.status, f"{p.seconds:.1f} s" if p.seconds else "", prose(p.why)) for p in audit.probes]
-    facts = [
-        fold(f"{p.id}: what it found", items(tuple({"fact": key, "value": value} for key, value in p.facts.items())))
-        for p in audit.probes
-        if p.facts
-    ]
+    facts = [fold(f"{p.id}: what it found", _facts(p.facts)) for p in audit.probes if p.facts]
     return "\n\n".join(["## Measured on the host", table(("Probe", "Status", "Took", "Why"), rows), *facts])
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    """Facts as a table; one that is itself a list of records gets a table of its own."""
+    records = {key: value for key, value in facts.items() if _is_records(value)}
+    plain = tuple({"fact": key, "value": value} for key, value in facts.items() if key not in records)
+    parts = [items(plain)] if plain else []
+    parts += [f"**{prose(key.replace('_', ' '))}**\n\n{items(tuple(value))}" for key, value in records.items()]
+    return "\n\n".join(parts)
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, dict) and row for row in value)
 
 
 def findings(audit: Audit) -> str:

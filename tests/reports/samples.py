@@ -89,7 +89,11 @@ def audit(**changes: Any) -> Audit:
             verdict("tree-commit", "no"),
             verdict("lossless-only", "no", confidence="medium"),
         ),
-        probes=(Probe("host", "ok", seconds=0.4, facts={"gpus": ["H200"], "ram_gib": 503}),),
+        probes=(
+            Probe(
+                "host", "ok", seconds=0.4, facts={"gpus": ["H200"], "ram_gib": 503, "rounds": [{"batch": 1, "ms": 2.5}]}
+            ),
+        ),
         recommendation=Recommendation(
             "standalone", ("a first measurement is wanted",), ("trees often lose",), ("t_tree",), "ddaudit run"
         ),
