@@ -101,8 +101,9 @@ def _stands(tree: ast.Module, seam: dict[str, Any]) -> tuple[str, int]:
     if kind == "call":
         return _order(node, seam["calls"], name), node.lineno
     wanted, got = seam.get("params"), _parameters(node)
-    same = wanted is None or got == wanted
-    return ("" if same else f"{name} takes ({', '.join(got)}), not ({', '.join(wanted)})"), node.lineno
+    if wanted is None or got == wanted:
+        return "", node.lineno
+    return f"{name} takes ({', '.join(got)}), not ({', '.join(wanted)})", node.lineno
 
 
 def _lookup(tree: ast.AST, name: str) -> Any:

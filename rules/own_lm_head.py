@@ -63,8 +63,13 @@ def _gives(part: Part) -> list[Fact]:
         )
         first = lines(tests[-1])[0] if tests else lines(assign)[0]
         assert isinstance(assign, cst.Assign)
-        found.append(place(part, "gives", (first, lines(assign)[1]), guard=guard, dflash="dflash" in part.text.lower()))
+        found.append(place(part, "gives", (first, lines(assign)[1]), guard=guard, dflash=_names_dflash(part)))
     return found
+
+
+def _names_dflash(part: Part) -> bool:
+    """Whether the function says itself that it loads a dflash drafter (by its name, or a tag it sets), beyond a comment."""
+    return "dflash" in part.name.lower() or re.search(r"""\(["']\w*dflash""", part.text) is not None
 
 
 def _is_vocabulary(word: str) -> bool:
