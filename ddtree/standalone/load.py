@@ -136,7 +136,8 @@ def load_engine(
     if drafter_folder is not None:
         drafter = load_drafter(drafter_folder, config.shape, devices[0], dtype)
     target = load_target(target_folder, dtype, placement)
-    engine = Engine(target, drafter, ops=ops_for(devices[0], kernels), context=context, decode=tokenizer.decode)
+    ops = ops_for(devices[0], config, drafter_config, kernels)
+    engine = Engine(target, drafter, ops=ops, context=context, decode=tokenizer.decode)
     return engine, tokenizer
 
 
@@ -187,4 +188,4 @@ def random_engine(
     model.to(dtype).to_empty(device=devices[0])
     for p in model.parameters():
         torch.nn.init.ones_(p) if p.ndim == 1 else torch.nn.init.normal_(p, std=0.02)
-    return Engine(target, model.eval().requires_grad_(False), ops=ops_for(devices[0], kernels))
+    return Engine(target, model.eval().requires_grad_(False), ops=ops_for(devices[0], config, shape, kernels))

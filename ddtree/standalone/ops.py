@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ddtree import gdn
+from ddtree.drafter import DrafterConfig
 from ddtree.kvcache import Attend, move_rows, plain_attend
+from ddtree.standalone.config import TargetConfig
 from ddtree.tree import Tree, build_tree
 from ddtree.walk import Path, walk
 
@@ -30,6 +33,46 @@ class Ops:
 PLAIN = Ops("torch", build_tree, walk, plain_attend, move_rows, gdn.verify, gdn.commit)
 
 
-def ops_for(device: torch.device, kernels: bool = True) -> Ops:
-    """Kernels on a GPU, plain torch elsewhere or where asked for."""
-    return PLAIN
+def kernel_ops() -> Ops:
+    """The Triton kernels."""
+    from ddtree.kernels import attention, rows, tree
+    from ddtree.kernels import gdn as fast
+
+    return Ops("triton", tree.build_tree, tree.walk, attention.attend, rows.move_rows, fast.verify, fast.commit)
+
+
+def why_no_kernels(device: torch.device, config: TargetConfig, drafter: DrafterConfig | None) -> str:
+    """The reason why the kernels cannot run this pair here; empty if they can."""
+    if device.type != "cuda":
+        return f"kernels need a GPU, this is {device}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "kernels need compute capability 8.0"
+    sizes = {config.head_dim}
+    if drafter is not None:
+        sizes.add(drafter.head_dim)
+        if drafter.drafts > 30:
+            return f"kernels draft at most 30 tokens, this drafter {drafter.drafts}"
+    if config.delta is not None:
+        sizes |= {config.delta.key_dim, config.delta.value_dim}
+        if config.delta.kernel != 4:
+            return f"kernels take convolutions of 4 taps, these have {config.delta.kernel}"
+    odd = [x for x in sizes if not 16 <= x <= 256 or x & (x - 1)]
+    if odd:
+        return f"kernels take head sizes that are powers of two up to 256, not {odd[0]}"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "triton is not installed"
+    return ""
+
+
+def ops_for(
+    device: torch.device, config: TargetConfig, drafter: DrafterConfig | None = None, kernels: bool = True
+) -> Ops:
+    """Kernels where they can run this pair, else plain torch; on a GPU the reason is said."""
+    if not kernels:
+        return PLAIN
+    reason = why_no_kernels(device, config, drafter)
+    if reason and device.type == "cuda":
+        print(f"ddtree: plain torch operations: {reason}", file=sys.stderr)
+    return PLAIN if reason else kernel_ops()

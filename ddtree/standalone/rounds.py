@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddtree import gdn
 from ddtree.drafter import Drafter, block_words
-from ddtree.kvcache import Attend, new_cache
+from ddtree.kvcache import Attend, new_cache, plain_attend
 from ddtree.measure import CHAIN
 from ddtree.standalone.config import LINEAR
 from ddtree.standalone.model import PREFILL_CHUNK, LayerState, Step, Target
@@ -117,7 +117,8 @@ def make_steps(
             cos=cos.to(d),
             sin=sin.to(d),
             words=words,
-            attend=parts.ops.attend(here, words, rows, tree.depth.to(d)),
+            # Long chains of a prompt are no case for the kernels, which are made for few queries.
+            attend=(plain_attend if prefill else parts.ops.attend)(here, words, rows, tree.depth.to(d)),
             windows=None if windows is None else windows.to(d),
             prefill=prefill,
         )
