@@ -44,6 +44,11 @@ def _verdict(audit: Audit, verdict: Verdict) -> str:
     parts.append(f"{sentence(audit, verdict.summary)} (confidence: {verdict.confidence})")
     if verdict.items and verdict.id != "verifiers":
         parts.append(items(verdict.items))
+    ways = [item for item in verdict.items if verdict.id == "verifiers" and item.get("via")]
+    if ways:
+        parts.append(
+            "Reached through:\n\n" + "\n".join(f"- {code(str(i.get('symbol')))}: {_way(i['via'])}" for i in ways)
+        )
     parts += [_evidence(audit, evidence) for evidence in verdict.evidence[:_SNIPPETS]]
     if len(verdict.evidence) > _SNIPPETS:
         rest = (place(audit, e.file, e.line, e.end_line, e.origin == "vllm") for e in verdict.evidence[_SNIPPETS:])
@@ -58,6 +63,10 @@ def _verdict(audit: Audit, verdict: Verdict) -> str:
     title = f"<b>{html(verdict.id)}</b>: {html(mark(verdict))}"
     body = "\n\n".join(parts)
     return f'<a id="{anchor(verdict.id)}"></a>\n<details><summary>{title}</summary>\n\n{body}\n\n</details>'
+
+
+def _way(via: Any) -> str:
+    return " → ".join(code(str(step)) for step in (via if isinstance(via, (list, tuple)) else [via]))
 
 
 def _evidence(audit: Audit, evidence: Evidence) -> str:

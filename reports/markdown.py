@@ -178,9 +178,9 @@ def _verifiers(audit: Audit) -> str:
         (
             code(str(item.get("symbol", ""))) + "<br>" + _where(audit, item),
             f"**{prose(str(item.get('shape', '')))}**" if item.get("shape") != "chain" else "chain",
-            prose(str(item.get("accepts", ""))),
+            prose(", ".join([str(item.get("accepts", "")), *map(str, item.get("also_accepts") or ())])),
             prose(str(item.get("runner", ""))),
-            "yes" if item.get("reachable") else "**no**",
+            _reached(item),
         )
         for item in sorted(verdict.items, key=lambda item: (not item.get("reachable"), str(item.get("file", ""))))
     ]
@@ -196,8 +196,16 @@ def _verifiers(audit: Audit) -> str:
     return "\n\n".join(part for part in ("## Every verifier found", text, table(head, rows), linked) if part)
 
 
+def _reached(item: dict[str, Any]) -> str:
+    if item.get("reachable"):
+        return "yes"
+    return f"only if {code(str(item['off']))}, which is off" if item.get("off") else "**no**"
+
+
 def _where(audit: Audit, item: dict[str, Any]) -> str:
-    return place(audit, str(item.get("file", "")), _int(item.get("line")), stock=item.get("origin", "vllm") == "vllm")
+    origin = str(item.get("origin", "vllm"))
+    where = place(audit, str(item.get("file", "")), _int(item.get("line")), stock=origin == "vllm")
+    return where if origin == "vllm" else f"{where} **({prose(origin)})**"
 
 
 def _others(audit: Audit) -> str:

@@ -164,7 +164,7 @@ def _speaks(item: dict[str, Any]) -> bool:
 
 def _accept_functions(ctx: Context) -> list[dict[str, Any]]:
     verdict = ctx.verdicts.get("verifiers")
-    return [item for item in verdict.items if item.get("reachable")] if verdict else []
+    return [item for item in verdict.items if item.get("reachable") and item.get("file")] if verdict else []
 
 
 def _files(files: list[str]) -> str:

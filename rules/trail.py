@@ -249,7 +249,7 @@ def _binaries(ctx: Context) -> Iterator[TrailStep]:
     yield TrailStep(
         "binaries",
         "Does a compiled operator take a tree?",
-        "find vllm -name '*.so' -exec sh -c 'tr \"\\n\" \" \" < \"$1\" | strings -n 12' _ {} \\; | "
+        'find vllm -name \'*.so\' -exec sh -c \'tr "\\n" " " < "$1" | strings -n 12\' _ {} \\; | '
         f"grep -E '{_HAS_LINKS.pattern}' | tr -s ' ' | sort -u",
         len(found),
         len(inside),
@@ -291,7 +291,7 @@ def _heaviest(hits: Hits) -> list[str]:
 
 def _accept_functions(ctx: Context) -> list[dict[str, object]]:
     verdict = ctx.verdicts.get("verifiers")
-    return [item for item in verdict.items if item.get("reachable")] if verdict else []
+    return [item for item in verdict.items if item.get("reachable") and item.get("file")] if verdict else []
 
 
 def _roots(ctx: Context) -> tuple[str, ...]:

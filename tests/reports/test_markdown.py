@@ -200,6 +200,18 @@ def _skeleton(text: str) -> list[str]:
     return found
 
 
+def test_how_a_verifier_is_reached_is_said() -> None:
+    items = (
+        item("a", via=["Runner.sample", "Sampler.forward"], also_accepts=["ratio"]),
+        item("b", reachable=False, off="VLLM_TREE", origin="changed file"),
+        item("c", reachable=False, shape="tree"),
+    )
+    text = render(audit(verdicts=(verdict("verifiers", "yes", items=items),)))
+    assert "- `a`: `Runner.sample` → `Sampler.forward`" in text and "| greedy, ratio |" in text
+    assert "only if `VLLM_TREE`, which is off" in text and "**(changed file)**" in text
+    assert "| **tree** | greedy | V1 | **no** |" in text
+
+
 def test_long_lists_are_folded_and_long_lines_cut() -> None:
     many = tuple(f"vllm/f{n}.py" for n in range(50))
     text = render(audit(install=Install("0.33.0", Record("changed", changed=many))))
