@@ -449,8 +449,9 @@ class _Walker:
                 if found is not None:
                     return [found]
             return []
-        if parts[0] == "?":
-            return []
+        if parts[0] == "?":  # a method of something: of a class that this file defines or imports
+            found_methods = [self.method(path, c, parts[1]) for c in graph["classes"] if f"{c}.{parts[1]}" in graph["functions"]]
+            return [m for m in found_methods if m is not None and m != (path, qual)]
         local = self._local(path, qual, parts[0])
         if local is not None and len(parts) == 1:
             return [(local[0].path, local[1])]

@@ -3,6 +3,8 @@
     {"k": "size", "n": functions}
     {"k": "walk" | "chain", "s": shape, "f": qualified name, "l": line, "e": end, "v": line of the comparison, "t": tables, "w": weak,
      "a": how it accepts}
+    {"k": "near", "f", "l", "y": why it is no walk though it follows links}
+    {"k": "state", "f", "l", "e", "v": line}  a Triton kernel that hands state on along a table
     {"k": "set", "o": object, "a": attribute, "v": names in the value, "f": function it happens in, "l": line, "u": conditions}
     {"k": "hook", "c": class, "m": method}     a method by which a model supplies a sampler of its own
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 from rules.facts.flow import Flow
 from rules.facts.module import Function, Module, dotted, read_module
-from rules.facts.walks import judge
+from rules.facts.walks import carries_state, judge, near
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
 _READ_CALLS = frozenset({"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"})
@@ -35,7 +37,14 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
         if function.qual not in worth:
             continue
         flow = Flow(module, function)
-        for walk in judge(flow):
+        walks = judge(flow)
+        reason = "" if walks else near(flow)
+        if reason:
+            facts.append({"k": "near", "f": function.qual, "l": function.node.lineno, "y": reason})
+        state = carries_state(flow) if b"tl.load" in source else None
+        if state is not None:
+            facts.append({"k": "state", "f": function.qual, "l": function.node.lineno, "e": function.node.end_lineno, "v": state[0]})
+        for walk in walks:
             fact: dict[str, Any] = {
                 "k": "chain" if walk.shape == "chain" else "walk",
                 "f": function.qual,

@@ -190,6 +190,21 @@ class Judge:
         return list(found.values())
 
 
+def near(flow: Flow) -> str:
+    """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none, or compares nothing."""
+    look = Judge(flow)
+    if not look.cmps:
+        return ""
+    for loop in range(len(flow.loops)):
+        for part in look.components(loop):
+            written = look.written(loop)
+            links = [a for a in part for b, how in flow.nodes[a].edges if how == I and b in part and flow.nodes[a].kind == "read"]
+            tables = {flow.nodes[a].name for a in links if not flow.nodes[a].name.startswith(".")}
+            if tables:
+                return "written" if tables <= written else "one-stream"
+    return ""
+
+
 def _cycles(flow: Flow) -> dict[int, set[int]]:
     """node -> its strongly connected part over D and I edges, for parts that have a cycle (Tarjan, without recursion)."""
     nodes = flow.nodes
@@ -755,9 +770,12 @@ def _chains(look: Judge) -> list[Walk]:
         if here.kind not in ("for", "while") or not first <= here.line <= last:  # a helper's own loop is the helper's
             continue
         deciders: list[int] = []
+        changed = {w.root for w in flow.writes if not w.mask and w.how != "attr" and look.inside(w.loop, loop)}
         for cmp in look.cmps:
             node = nodes[cmp]
             if not look.inside(node.loop, loop) or cmp not in look.tokens[2]:
+                continue
+            if _both(look, cmp) & changed:
                 continue
             reads = [r for s in (node.left, node.right) for r in look.top_reads(s)]
             at = [r for r in reads if _steps(look, r, loop) and _scalar(look, r)]
@@ -901,3 +919,22 @@ def _finds_mismatch(look: Judge, finder: str, cmp: int) -> bool:
     if node.name not in _EQ:
         return look.is_random(node.left | node.right)
     return (finder == "argmin") == (node.name in ("Eq", "In"))
+
+
+def carries_state(flow: Flow) -> tuple[int, int] | None:
+    """(line of the read, line of the write) where each round reads a buffer at a place that a table names for it and writes its own
+    result into the same buffer: state handed from parent to child, not from one position to the next."""
+    look = Judge(flow)
+    nodes = flow.nodes
+    for loop, here in enumerate(flow.loops):
+        if here.kind not in ("for", "while"):
+            continue
+        stores = {w.root: w.line for w in flow.writes if w.how == "store" and look.inside(w.loop, loop)}
+        for node in nodes:
+            if node.kind != "read" or node.name not in stores or not look.inside(node.loop, loop):
+                continue
+            index = frozenset(t for t, how in node.edges if how == I)
+            tables = [r for r in _direct_reads(look, index) if nodes[r].name not in stores and _steps(look, r, loop) and _scalar(look, r)]
+            if tables:
+                return node.line, stores[node.name]
+    return None
