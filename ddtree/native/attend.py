@@ -1,7 +1,7 @@
 """Ancestor-masked attention among a step's own rows, merged with the attention over the cached context.
 
-The context part is an ordinary non-causal paged call (every row sees all of it), so it runs at full speed in whatever
-kernel the host has; it returns an output and a log-sum-exp. This kernel adds the at most N+1 rows of the tree, where
+The context part is an ordinary non-causal paged call (every row sees all of it): full speed in whatever kernel the
+host has. It returns an output and a log-sum-exp. This kernel adds the at most N+1 rows of the tree, where
 row i sees row j iff bit j of its ancestor words is set, and merges the two softmaxes exactly:
 out = (out_c exp(lse_c) + out_t exp(lse_t)) / (exp(lse_c) + exp(lse_t))  (FlashAttention's split; arXiv 2501.01005, 2.2).
 """
@@ -32,37 +32,43 @@ def _attend(
     mine = i < rows
     cell = mine[:, None] & (d < HEAD)[None, :]
     query = tl.load(q + (first + i)[:, None] * q_row + head * HEAD + d[None, :], mask=cell, other=0.0)
+    # The context's share is asked for first, so that it arrives while the tree's is computed.
+    cached = (i * 0 + tl.load(context_len + r)) > 0
+    lse = tl.load(context_lse + head * lse_head + first + i, mask=mine & cached, other=float("-inf"))
+    other = tl.load(
+        context + (first + i)[:, None] * c_row + head * HEAD + d[None, :], mask=cell & cached[:, None], other=0.0
+    ).to(tl.float32)
     best = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, PAD), tl.float32)
     kv = (head // GROUP) * HEAD
+    row = words + (first + i) * W
     for begin in range(0, rows, N):
         j = begin + tl.arange(0, N)
         there = (j < rows)[:, None] & (d < HEAD)[None, :]
         key = tl.load(k + (first + j)[:, None] * k_row + kv + d[None, :], mask=there, other=0.0)
-        bits = tl.load(words + (first + i) * W + begin // 64, mask=mine, other=0)
-        seen = ((bits[:, None] >> (j % 64)[None, :].to(tl.int64)) & 1) != 0
-        seen = seen & (j < rows)[None, :]
+        value = tl.load(v + (first + j)[:, None] * v_row + kv + d[None, :], mask=there, other=0.0)
+        bits = tl.load(row + begin // 64, mask=mine, other=0)[:, None]
+        if N > 64:
+            high = tl.load(row + begin // 64 + 1, mask=mine & (i * 0 + begin // 64 + 1 < W), other=0)[:, None]
+            bits = tl.where((j - begin < 64)[None, :], bits, high)
+        seen = (((bits >> (j % 64)[None, :].to(tl.int64)) & 1) != 0) & (j < rows)[None, :]
         score = tl.dot(query, tl.trans(key)).to(tl.float32) * scale
         score = tl.where(seen, score, float("-inf"))
-        high = tl.maximum(best, tl.max(score, axis=1))
-        safe = tl.where(high == float("-inf"), 0.0, high)  # rows past the end see nothing
+        high_mark = tl.maximum(best, tl.max(score, axis=1))
+        safe = tl.where(high_mark == float("-inf"), 0.0, high_mark)  # rows past the end see nothing
         p = tl.exp(score - safe[:, None])
         shrink = tl.exp(best - safe)
         total = total * shrink + tl.sum(p, axis=1)
-        value = tl.load(v + (first + j)[:, None] * v_row + kv + d[None, :], mask=there, other=0.0)
         acc = acc * shrink[:, None] + tl.dot(p.to(value.dtype), value).to(tl.float32)
-        best = high
+        best = high_mark
     total = tl.where(mine, total, 1.0)
     best = tl.where(mine, best, 0.0)
-    if tl.load(context_len + r) > 0:
-        lse = tl.load(context_lse + head * lse_head + first + i, mask=mine, other=float("-inf"))
-        other = tl.load(context + (first + i)[:, None] * c_row + head * HEAD + d[None, :], mask=cell, other=0.0)
-        high = tl.maximum(best, lse)
-        weight = tl.exp(lse - high)
-        shrink = tl.exp(best - high)
-        acc = acc * shrink[:, None] + other.to(tl.float32) * weight[:, None]
-        total = total * shrink + weight
+    high_mark = tl.maximum(best, lse)  # lse is -inf where nothing is cached: weight 0
+    weight = tl.exp(lse - high_mark)
+    shrink = tl.exp(best - high_mark)
+    acc = acc * shrink[:, None] + other * weight[:, None]
+    total = total * shrink + weight
     result = acc / total[:, None]
     tl.store(out + (first + i)[:, None] * o_row + head * HEAD + d[None, :], result.to(out.dtype.element_ty), mask=cell)
 
@@ -90,12 +96,13 @@ def attend(
     """
     heads, size = q.shape[1], q.shape[2]
     count = tree_len.shape[0]
-    tile = 16 if max_rows <= 16 else 32
+    tile = 16 if max_rows <= 16 or count <= 4 else 32
+    columns = max(16, min(128, triton.next_power_of_2(max_rows)))
     _attend[(triton.cdiv(max_rows, tile), count, heads)](
         q, k, v, context, context_lse, words, query_start, tree_len, context_len, out,
         scale, q.stride(0), k.stride(0), v.stride(0), context.stride(0), out.stride(0), context_lse.stride(0),
         GROUP=heads // k.shape[1], HEAD=size, PAD=max(16, triton.next_power_of_2(size)), W=words.shape[1],
-        M=tile, N=16 if max_rows <= 16 else 32, num_warps=4,
+        M=tile, N=columns, num_warps=4,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ class OptionError(EngineError):
 
 @dataclass(frozen=True)
 class Options:
-    """budget: tree nodes besides the root, N. horizon: positions drafted per round, K. top_k: tokens tried per position."""
+    """budget: tree nodes besides the root, N. horizon: positions drafted a round, K. top_k: tokens tried a position."""
 
     budget: int
     horizon: int
@@ -55,7 +55,7 @@ def split_options(speculative: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def block_size_of(drafter: Mapping[str, Any]) -> int | None:
-    """Block size of a DFlash drafter from its config (top level, or in ``dflash_config``); None where it says nothing."""
+    """Block size of a DFlash drafter, from its config's top level or ``dflash_config``; None where it is not said."""
     size = drafter.get("block_size") or (drafter.get("dflash_config") or {}).get("block_size")
     return int(size) if size else None
 
@@ -76,7 +76,8 @@ def resolve(ours: Mapping[str, Any], block_size: int | None) -> Options:
     _positive("budget", budget, MAX_BUDGET)
     longest = (block_size or 16) - 1
     horizon = ours.get("horizon", min(longest, budget))
-    _positive("horizon", horizon, longest, f"the drafter's block size {longest + 1} less the root" if block_size else "")
+    why = f"the drafter's block size {longest + 1} less the root" if block_size else ""
+    _positive("horizon", horizon, longest, why)
     if horizon > budget:
         raise OptionError(
             "ddtree-horizon", f"horizon {horizon} is above the budget {budget}", "no path can be longer than the tree"
@@ -120,7 +121,7 @@ def check_scheduler(budget: int, max_num_batched_tokens: int, max_num_seqs: int)
 
 
 def capture_sizes(budget: int, max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
-    """CUDA graph sizes in tokens: whole trees for the usual batch sizes, so that no graph is rounded up to a wrong one."""
+    """CUDA graph sizes in tokens: whole trees for the usual batch sizes, so that none is rounded up to a wrong one."""
     rows = budget + 1
     most = min(max_num_seqs * rows, max_num_batched_tokens, max(CAPTURE_TOKENS, rows))
     return sorted({b * rows for b in CAPTURE_BATCHES if b * rows <= most}) or [rows]

@@ -8,7 +8,8 @@ what is emitted, since mask, positions, walk and commit of a step all read the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,10 +49,11 @@ class TreeState:
         self.drafts = zeros(max_reqs)
         pin = device.type == "cuda"
         # Written by the host each step; two sets, since the copy of one may still be in flight (async scheduling).
-        self._host = [torch.zeros(3, max_reqs, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
+        self._host = [torch.zeros(4, max_reqs, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
         self.slot_of: dict[str, int] = {}
-        self._free = list(range(2 * max_reqs))
+        # Oldest first: a slot that this step reads is not written by the same step's drafting.
+        self._free = deque(range(2 * max_reqs))
         self.spare = 2 * max_reqs
         # What the attention metadata of this step must be; set by the host before it is built.
         self.tree_step = False  # some rows go through the tree kernel
@@ -91,28 +93,27 @@ class TreeState:
         self.step.context_len.zero_()
         self.tree_step, self.mixed = tree_step, False
 
-    def forget(self, req_ids: Sequence[str]) -> None:
+    def forget(self, req_ids: Iterable[str]) -> None:
         """Drop the trees of requests that are gone."""
         for request in req_ids:
             slot = self.slot_of.pop(request, -1)
             if slot >= 0:
                 self._free.append(slot)
 
-    def keep(self, req_ids: Sequence[str], tree: Tree) -> None:
-        """Store one drafted tree per request, in the order of ``tree``'s rows."""
+    def claim(self, req_ids: Sequence[str], chains: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """A slot for each request's next tree: slots int32 [R] and, uploaded with them, chains int32 [R]."""
         slots = []
         for request in req_ids:
             slot = self.slot_of.get(request, -1)
             if slot < 0 and self._free:
-                slot = self._free.pop(0)  # oldest first: a slot just read is not overwritten by the same step
-                self.slot_of[request] = slot
+                slot = self.slot_of[request] = self._free.popleft()
             slots.append(slot if slot >= 0 else self.spare)
-        where = self.host(2, slots).to(self.slots.device, non_blocking=True).long()
-        stored = self.stored
-        stored.tokens.index_copy_(0, where, tree.tokens.int())
-        stored.parents.index_copy_(0, where, tree.parents.int())
-        stored.depth.index_copy_(0, where, tree.depth.int())
-        stored.words.index_copy_(0, where, tree.words)
+        count = len(slots)
+        both = self._host[self._turn]
+        both[2, :count].copy_(torch.tensor(slots, dtype=torch.int32))
+        both[3, :count].copy_(torch.tensor(chains, dtype=torch.int32))
+        there = both[2:].to(self.slots.device, non_blocking=True)
+        return there[0, :count], there[1, :count]
 
 
 def chained(tree: Tree, chain: Tensor, only: Tensor | None) -> Tree:

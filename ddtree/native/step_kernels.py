@@ -3,7 +3,7 @@
 Three launches per step, none of which waits for the host: ``prepare`` (positions, masks and tokens of this step's
 trees), ``walk`` (accept a path per request) and ``commit`` (move the path's K and V to linear slots, all layers).
 Rows of a request are the last ``drafts + 1`` of its query: the root (last sampled token), then the nodes in
-topological order. Chains are trees too: a request without a tree gets parents ``i - 1``, which is plain causal decoding.
+topological order. Chains are trees too: a request without a tree gets parents ``i - 1``, plain causal decoding.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ compares them: greedy equality with near-tie accounting, acceptance, speed. A ph
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
 import json
 import os
@@ -24,6 +25,19 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 NEW_TOKENS = 128
+ALONE = ("speed", "steps", "profile")  # experiments that must not share the GPU
+# Qwen3-8B's shape with random weights: step costs need no real ones. The drafter is z-lab's shape for it.
+BIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151936, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "dtype": "bfloat16",
+    "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+BIG_DRAFTER = BIG | {
+    "architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 16, "num_target_layers": 36,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}  # fmt: skip
 # name -> (method, draft tokens, further engine arguments, experiments)
 PHASES: dict[str, tuple[str | None, int, dict[str, Any], tuple[str, ...]]] = {
     "plain": (None, 0, {}, ("greedy", "noise", "speed")),
@@ -33,6 +47,10 @@ PHASES: dict[str, tuple[str | None, int, dict[str, Any], tuple[str, ...]]] = {
     "tree16": ("ddtree", 16, {}, ("greedy", "speed")),
     "tree64": ("ddtree", 64, {}, ("greedy", "forced", "random", "edges", "speed", "profile")),
     "tree32": ("ddtree", 32, {}, ("greedy", "speed")),
+    "big-dflash": ("dflash", 15, {"cudagraph_capture_sizes": [16, 128]}, ("steps",)),
+    "big16": ("ddtree", 16, {"cudagraph_capture_sizes": [17, 136]}, ("steps",)),
+    "big64": ("ddtree", 64, {"cudagraph_capture_sizes": [65, 520]}, ("steps", "profile")),
+    "big64f": ("ddtree", 64, {"cudagraph_capture_sizes": [65, 520]}, ("steps", "profile")),
     "tight": ("ddtree", 16, {"num_gpu_blocks_override": 160, "enforce_eager": True}, ("greedy", "edges")),
 }
 
@@ -45,26 +63,34 @@ class Run:
 
         self.args, self.name = args, name
         self.method, self.drafts, extra, self.experiments = PHASES[name]
-        config: dict[str, Any] = {}
+        target, drafter = args.target, args.drafter
+        big = name.startswith("big")
+        if big:
+            target, drafter = write_config(args.out / "target", BIG), write_config(args.out / "drafter", BIG_DRAFTER)
+        config: dict[str, Any] = {
+            "model": str(target), "max_model_len": 1024, "max_num_seqs": 64, "max_num_batched_tokens": 8192,
+            "dtype": os.environ.get("CHECK_DTYPE", "auto"), "kv_cache_memory_bytes": 3 << 30,
+            "gpu_memory_utilization": 0.05, "disable_log_stats": False, "seed": 0,
+        }  # fmt: skip
+        if big:
+            config |= {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": 8, "dtype": "bfloat16"}
         if self.method is not None:
             config["speculative_config"] = {
                 "method": self.method,
-                "model": str(args.drafter),
+                "model": str(drafter),
                 "num_speculative_tokens": self.drafts,
             }
             if self.method == "ddtree":
                 config["speculative_config"]["unproven"] = True
-        self.texts = prompts(args.problems)
-        config |= dict(
-            model=str(args.target), max_model_len=1024, max_num_seqs=64, max_num_batched_tokens=8192,
-            dtype=os.environ.get("CHECK_DTYPE", "auto"), kv_cache_memory_bytes=3 << 30, gpu_memory_utilization=0.1, disable_log_stats=False, seed=0,
-        )  # fmt: skip
         self.llm = LLM(**(config | extra))
+        if big:
+            self.prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 150000 + 5 for i in range(512)]} for j in range(8)]
+            return
         tokenizer = self.llm.get_tokenizer()
         self.prompts = [
             {"prompt_token_ids": tokenizer.apply_chat_template(
                 [{"role": "user", "content": t}], add_generation_prompt=True, tokenize=True, return_dict=False)}
-            for t in self.texts
+            for t in prompts(args.problems)
         ]  # fmt: skip
 
     def generate(self, prompts: list[Any], tokens: int = NEW_TOKENS, **params: Any) -> list[Any]:
@@ -237,7 +263,7 @@ class Run:
     def speed(self) -> dict[str, Any]:
         """Tokens per second at batch 1, 8 and 64, greedy, after one warm-up of the same shape."""
         found: dict[str, Any] = {}
-        for batch, tokens in ((1, 128), (8, 128), (64, 128)):
+        for batch, tokens in ((1, 192), (8, 192), (64, 192)):
             groups = [self.prompts[i : i + batch] for i in range(0, len(self.prompts), batch)][: max(1, 8 // batch)]
             self.generate(groups[0], 32)
             before, start, made = self.counters(), time.perf_counter(), 0
@@ -254,13 +280,28 @@ class Run:
             }  # fmt: skip
         return found
 
+    def steps(self) -> dict[str, Any]:
+        """Milliseconds a step at context 512: the difference of two lengths, so that the prefill drops out."""
+        found = {}
+        for batch in (1, 8):
+            taken = {}
+            for tokens in (16, 16, 144):  # the first warms up
+                before, start = self.counters(), time.perf_counter()
+                made = self.generate(self.prompts[:batch], tokens, ignore_eos=True, detokenize=False)
+                seconds = time.perf_counter() - start
+                rounds = self.counters().get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
+                taken[tokens] = (seconds, rounds / batch or sum(len(o.outputs[0].token_ids) for o in made) / batch)
+            (short, few), (long, many) = taken[16], taken[144]
+            found[str(batch)] = round((long - short) / (many - few) * 1e3, 3)
+        return found
+
     def profile(self) -> dict[str, Any]:
         """Host waits and the longest kernels of a few decode steps at batch 1."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-            self.generate(self.prompts[:1], 48)
+            self.generate(self.prompts[:1], 24, ignore_eos=True, detokenize=False)
         torch.cuda.synchronize()
         events = recorded.key_averages()
         waits = {e.key: e.count for e in events if "ynchronize" in e.key}
@@ -281,11 +322,14 @@ def prompts(path: Path) -> list[str]:
 def phase(args: argparse.Namespace, name: str) -> None:
     started = time.perf_counter()
     result: dict[str, Any] = {"name": name, "errors": {}}
-    out = args.out / f"{name}.json"
+    out, lock = args.out / f"{name}.json", None
     try:
         run = Run(args, name)
         result["start_s"] = round(time.perf_counter() - started, 1)
-        for experiment in args.only or run.experiments:
+        chosen = [e for e in run.experiments if not args.only or e in args.only]
+        for experiment in sorted(chosen, key=lambda e: e in ALONE):
+            if experiment in ALONE and lock is None:
+                lock = alone(args.out, name)
             at = time.perf_counter()
             try:
                 result[experiment] = getattr(run, experiment)()
@@ -298,6 +342,23 @@ def phase(args: argparse.Namespace, name: str) -> None:
         result["errors"]["start"] = traceback.format_exc(limit=-14)
         print(f"[{name}] start failed\n{traceback.format_exc(limit=-14)}", flush=True)
     out.write_text(json.dumps(result))
+
+
+def alone(out: Path, name: str) -> Any:
+    """Wait until every other phase has started, then for the turn; the lock is held until the process ends."""
+    (out / f"{name}.ready").touch()
+    peers = [p for p in os.environ.get("CHECK_PEERS", "").split(",") if p]
+    while not all((out / f"{p}.ready").exists() for p in peers):
+        time.sleep(0.2)
+    lock = (out / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def first_difference(a: list[int], b: list[int]) -> int | None:
@@ -334,7 +395,7 @@ def report(args: argparse.Namespace) -> None:
             b1 = compare(plain, e["batch1"])
             print(f"   edges: batch1 {b1['differ']}/{b1['of']} {b1['gaps']}, warm==cold {e['warm'] == e['lengths']}, "
                   f"to_the_end {e['to_the_end']}, lengths {[len(x) for x in e['lengths']]}")  # fmt: skip
-        for experiment in ("speed", "sampled", "profile"):
+        for experiment in ("speed", "steps", "sampled", "profile"):
             if experiment in result:
                 print(f"   {experiment}: {json.dumps(result[experiment])}")
         for where, text in result["errors"].items():
@@ -358,26 +419,31 @@ def main() -> int:
         if len(names) == 1:
             phase(args, names[0])
             return 0
-        running = []
+        if args.parallel:
+            os.environ["CHECK_PEERS"] = ",".join(names)
+        running: list[tuple[str, subprocess.Popen[bytes]]] = []
         for name in names:
-            command = [sys.executable, __file__, name, str(args.out), *sys.argv[3:]]
-            command = [c for c in command if c != "--parallel"]
+            command = [sys.executable, __file__, name, *(c for c in sys.argv[2:] if c != "--parallel")]
+            environment = os.environ | ({"DDTREE_ATTENTION": "fused"} if name.endswith("f") else {})
             log = (args.out / f"{name}.log").open("w")
-            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            running.append((name, child))
+            running.append((name, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)))
             if not args.parallel:
-                wait(child, args.limit)
-        for name, child in running:
-            wait(child, args.limit)
+                wait(running[-1:], args)
+        wait(running, args)
     report(args)
     return 0
 
 
-def wait(child: subprocess.Popen[bytes], seconds: int) -> None:
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
+def wait(running: list[tuple[str, subprocess.Popen[bytes]]], args: argparse.Namespace) -> None:
+    """Until all have ended; whoever ends holds nobody up, and the limit ends the rest."""
+    end = time.monotonic() + args.limit
+    while any(child.poll() is None for _, child in running):
+        for name, child in running:
+            if child.poll() is not None:
+                (args.out / f"{name}.ready").touch()
+            elif time.monotonic() > end:
+                child.kill()
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

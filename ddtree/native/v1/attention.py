@@ -7,6 +7,7 @@ the stock causal call; the tree kernel then overwrites the rows of tree requests
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,14 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
+from ddtree.kernels.attention import paged_attention
 from ddtree.native.attend import attend
 from ddtree.native.options import OptionError
 from ddtree.native.state import TreeState
 
 _STATE: list[TreeState] = []
+# "split": FlashAttention over the context, then the tree kernel; "fused": one Triton kernel for both.
+KIND = os.environ.get("DDTREE_ATTENTION", "split")
 
 
 def use(trees: TreeState) -> None:
@@ -41,6 +45,7 @@ class DDTreeMetadata(FlashAttentionMetadata):
     tree_len: Tensor | None = None  # int32 [R]
     full_seq_lens: Tensor | None = None  # int32 [R]; set where the batch has other rows than trees
     max_rows: int = 0
+    reach: int = 0  # longest context that a CUDA graph of this step is planned for
 
 
 class DDTreeMetadataBuilder(FlashAttentionMetadataBuilder):
@@ -61,6 +66,7 @@ class DDTreeMetadataBuilder(FlashAttentionMetadataBuilder):
             tree_len=trees.step.tree_len[:count],
             full_seq_lens=common_attn_metadata.seq_lens if trees.mixed else None,
             max_rows=trees.size,
+            reach=min(self.model_config.max_model_len, 4096),
         )
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
@@ -103,17 +109,32 @@ class DDTreeImpl(FlashAttentionImpl):
         n = attn_metadata.num_actual_tokens
         query, out = query[:n], output[:n]
         key_cache, value_cache = kv_cache.unbind(1)
-        common = dict(
-            q=query,
-            k=key_cache,
-            v=value_cache,
-            cu_seqlens_q=attn_metadata.query_start_loc,
-            max_seqlen_q=attn_metadata.max_query_len,
-            max_seqlen_k=attn_metadata.max_seq_len,
-            softmax_scale=self.scale,
-            block_table=attn_metadata.block_table,
-            fa_version=self.vllm_flash_attn_version,
-        )
+        if KIND == "fused" and attn_metadata.full_seq_lens is None:
+            paged_attention(
+                query,
+                key_cache,
+                value_cache,
+                attn_metadata.query_start_loc,
+                attn_metadata.max_rows,
+                attn_metadata.seq_lens,
+                words,
+                attn_metadata.block_table,
+                out=out,
+                scale=self.scale,
+                reach=attn_metadata.reach,
+            )
+            return output
+        common = {
+            "q": query,
+            "k": key_cache,
+            "v": value_cache,
+            "cu_seqlens_q": attn_metadata.query_start_loc,
+            "max_seqlen_q": attn_metadata.max_query_len,
+            "max_seqlen_k": attn_metadata.max_seq_len,
+            "softmax_scale": self.scale,
+            "block_table": attn_metadata.block_table,
+            "fa_version": self.vllm_flash_attn_version,
+        }
         if attn_metadata.full_seq_lens is not None:
             flash_attn.flash_attn_varlen_func(out=out, seqused_k=attn_metadata.full_seq_lens, causal=True, **common)
         context, lse = flash_attn.flash_attn_varlen_func(

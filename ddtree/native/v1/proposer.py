@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.v1.spec_decode.dflash import DFlashProposer
 
+from ddtree.native.build_kernel import build
 from ddtree.native.options import Options
-from ddtree.native.state import TreeState, chained
-from ddtree.tree import Tree, build_tree, top_logprobs
+from ddtree.native.state import TreeState
 
 
 class DDTreeProposer(DFlashProposer):
@@ -27,6 +28,7 @@ class DDTreeProposer(DFlashProposer):
         # Rows of this step's hidden states with each accepted path in front; None where no tree was verified.
         self.rows: Tensor | None = None
         self._logits: Tensor | None = None
+        self._chains: dict[str, bool] = {}
 
     def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, None]:
         """Keeps the logits [R * K, V] for the tree; the tokens returned to the stock code are not used."""
@@ -44,28 +46,31 @@ class DDTreeProposer(DFlashProposer):
         super().propose(*args, **kwargs)
         logits, self._logits = self._logits, None
         assert logits is not None
-        req_ids = self.runner.input_batch.req_ids[: kwargs["common_attn_metadata"].batch_size()]
-        tree = self.draft(logits.view(len(req_ids), self.options.horizon, -1), kwargs["next_token_ids"])
-        self.trees.keep(req_ids, tree)
-        return tree.tokens[:, 1:].contiguous()
+        return self.draft(logits.view(-1, self.options.horizon, logits.shape[-1]), kwargs["next_token_ids"])
 
-    def draft(self, logits: Tensor, root_tokens: Tensor) -> Tree:
-        """Trees from logits [R, K, V]; requests whose sampling reads the draft as a history get a chain."""
-        values, ids = top_logprobs(logits, self.options.top_k)
-        tree = build_tree((values, ids), root_tokens, self.options.budget)
-        return self.with_chains(tree, ids[:, :, 0])
+    def draft(self, logits: Tensor, root_tokens: Tensor) -> Tensor:
+        """Trees from logits [R, K, V], stored for the next step; returns their tokens int64 [R, N].
 
-    def with_chains(self, tree: Tree, best: Tensor) -> Tree:
-        rows = self.chain_rows()
-        if not any(rows):
-            return tree
-        only = torch.tensor(rows, pin_memory=tree.tokens.is_cuda).to(tree.tokens.device, non_blocking=True)
-        return chained(tree, best, only)
-
-    def chain_rows(self) -> list[bool]:
-        """Which requests of the batch need a chain (structured output, penalties, bad words, min_tokens, budgets)."""
+        Requests whose sampling reads the draft as a history get a chain.
+        """
         runner = self.runner
-        return [needs_chain(runner.requests[r].sampling_params) for r in runner.input_batch.req_ids]
+        req_ids = runner.input_batch.req_ids[: logits.shape[0]]
+        slots, chains = self.trees.claim(req_ids, [self.needs_chain(r) for r in req_ids])
+        raw = logits.float()
+        values, ids = raw.topk(self.options.top_k, dim=-1)
+        values = values - raw.logsumexp(-1, keepdim=True)
+        return build(values, ids, root_tokens, slots, chains, self.trees.stored)
+
+    def needs_chain(self, request: str) -> bool:
+        known = self._chains.get(request)
+        if known is None:
+            known = self._chains[request] = needs_chain(self.runner.requests[request].sampling_params)
+        return known
+
+    def forget(self, req_ids: Iterable[str]) -> None:
+        """Requests that are gone; an id may come back with other parameters."""
+        for request in req_ids:
+            self._chains.pop(request, None)
 
 
 def needs_chain(params: Any) -> bool:

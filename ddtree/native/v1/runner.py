@@ -27,7 +27,7 @@ def options_of(vllm_config: Any) -> Options:
     given = dict((vllm_config.additional_config or {}).get("ddtree") or {})
     given.setdefault("budget", speculative.num_speculative_tokens)
     hf_config = speculative.draft_model_config.hf_config
-    known = {"block_size": getattr(hf_config, "block_size", None), "dflash_config": getattr(hf_config, "dflash_config", None)}
+    known = {name: getattr(hf_config, name, None) for name in ("block_size", "dflash_config")}
     return resolve(given, block_size_of(known))
 
 
@@ -47,6 +47,7 @@ class DDTreeModelRunner(GPUModelRunner):
         trees, count = self.trees, self.input_batch.num_reqs
         total = scheduler_output.total_num_scheduled_tokens
         trees.forget(scheduler_output.finished_req_ids)
+        self.drafter.forget(scheduler_output.finished_req_ids)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         req_ids = self.input_batch.req_ids[:count]
         trees.begin(req_ids, [len(drafts.get(r, ())) for r in req_ids], num_scheduled_tokens.tolist())
@@ -110,7 +111,8 @@ class DDTreeModelRunner(GPUModelRunner):
                     continue
                 cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
                 if cache.ndim != 5 or cache.shape[1] != 2 or cache.element_size() != 2 or cache.stride(4) != 1:
-                    raise RuntimeError(f"ddtree: layer {name} has a KV cache of shape {tuple(cache.shape)}, {cache.dtype}")
+                    shape = tuple(cache.shape)
+                    raise RuntimeError(f"ddtree: layer {name} has a KV cache of shape {shape}, {cache.dtype}")
                 if cache.data_ptr() in seen:
                     continue
                 seen.add(cache.data_ptr())

@@ -35,7 +35,9 @@ class TreeRejectionSampler(RejectionSampler):
         nodes, self._nodes = self._nodes, None
         return nodes
 
-    def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> SamplerOutput:
+    def forward(
+        self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
+    ) -> SamplerOutput:
         if self.stock:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         runner = self._runner[0]
