@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
 from ddtree.training.errors import DataError
 from ddtree.training.files import human_bytes
@@ -64,6 +65,32 @@ class Cached:
         self.store = torch.empty(capacity, width, dtype=dtype, device=device)
         self.used = 0
         self.at: dict[int, tuple[int, int]] = {}  # row -> (offset, tokens)
+
+    def fill(self, lengths: NDArray[np.int64], batch_tokens: int = 65536) -> int:
+        """Compute rows ahead, by length and in large batches, until the budget is used; returns how many are kept.
+
+        Args:
+            lengths: tokens to keep of each row, by row number.
+        """
+        order = np.argsort(lengths, kind="stable")
+        ends = np.cumsum(lengths[order])
+        at = 0
+        with tqdm(total=int(lengths.sum()), desc="capture", unit="tok", unit_scale=True, leave=False) as bar:
+            while at < len(order) and self.used < len(self.store):
+                stop = max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + batch_tokens, "right")))
+                part = order[at:stop]
+                flat = self.inner.features(part.tolist(), lengths[part].tolist())
+                room = len(self.store) - self.used
+                for row, states in zip(part.tolist(), flat.split(lengths[part].tolist()), strict=True):
+                    if len(states) <= room:
+                        self.store[self.used : self.used + len(states)] = states
+                        self.at[row] = (self.used, len(states))
+                        self.used, room = self.used + len(states), room - len(states)
+                bar.update(len(flat))
+                at = stop
+                if room < int(lengths[order[at]] if at < len(order) else 0):
+                    break
+        return len(self.at)
 
     def features(self, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """See FeatureSource."""

@@ -29,7 +29,7 @@ from ddtree.training.errors import DataError
 from ddtree.training.files import MANIFEST, require_space
 from ddtree.training.prompts import Prompt
 from ddtree.training.target import Target
-from ddtree.training.template import Tokenizer, render
+from ddtree.training.template import Tokenizer, render_text
 from ddtree.training.tokens import FINISHED, LOOPING, Row, TokenSet, TokenWriter, failed_path, is_looping
 
 
@@ -240,7 +240,8 @@ def generate(
         for at in range(0, len(todo), 4 * shard_rows):  # bounds what a kill can lose, and what is rendered at once
             part = todo[at : at + 4 * shard_rows]
             kwargs = [{**(template_kwargs or {}), **p.template_kwargs} for p in part]
-            rendered = [render(tokenizer, p.messages, k, p.tools) for p, k in zip(part, kwargs, strict=True)]
+            texts = [render_text(tokenizer, p.messages, k, p.tools) for p, k in zip(part, kwargs, strict=True)]
+            rendered = [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
             for i, response in backend.generate(rendered, sampler):
                 prompt = part[i]
                 bar.update(1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ddtree.checkpoint import TargetShape, load_drafter, read_config
@@ -122,8 +123,8 @@ def preflight(
     validate.check_capture(target, tokens)
     greedy = validate.greedy_rows(tokens)
     found: dict[str, Any] = {"target": identity}
-    if greedy:
-        found["head_agrees"] = validate.check_head(target, tokens, greedy, 0.99 if job.dtype == "float32" else 0.97)
+    if greedy:  # bfloat16 logits tie now and then, so rounding alone costs a few per cent
+        found["head_agrees"] = validate.check_head(target, tokens, greedy, 0.99 if job.dtype == "float32" else 0.95)
     if held_out is not None:
         validate.check_identity(held_out, identity, tokenizer, job.template_kwargs)
         validate.check_overlap(tokens, held_out)
@@ -153,7 +154,14 @@ def run_train(job: TrainJob) -> dict[str, Any]:
             raise PreflightError("states-folder", "--source vllm needs --states DIR")
         source = VllmStates(job.states, tokens, target.width, str(device))
     if job.state_budget:
-        source = Cached(source, job.state_budget, target.width, getattr(torch, job.dtype), str(device))
+        lengths = np.minimum(tokens.index["total"], config.shape.width).astype(np.int64)
+        size = min(job.state_budget, int(lengths.sum()) * target.width * getattr(torch, job.dtype).itemsize)
+        if job.source == "inprocess":
+            source = InProcess(target, tokens, 65536)
+        source = Cached(source, size, target.width, getattr(torch, job.dtype), str(device))
+        if runstate.world() == 1:  # with more ranks each keeps what its own batches bring
+            kept = source.fill(lengths)
+            print(f"features of {kept:,} of {len(tokens):,} rows are kept on {device}", flush=True)
     held_source: FeatureSource | None = None
     if held_out is not None:
         held_source = InProcess(target, held_out)

@@ -39,7 +39,7 @@ class TrainConfig:
     eval_budgets: tuple[int, ...] = (16, 64)
     select: str = "chain"  # rule whose replay tau picks the best checkpoint: chain or tree-B
     patience: int = 0  # stop after so many evaluations without a new best; 0 never stops
-    save_every: int = 500
+    save_every: int = 500  # 0 never saves (benchmarks)
     keep: int = 2
     log_every: int = 20
     compile: bool = True

@@ -31,8 +31,8 @@ def words() -> list[str]:
 
 
 def sample_language(count: int, length: int, seed: int) -> NDArray[np.int64]:
-    """Sequences of a phrase language over the ordinary words: inside a phrase the next word is certain, at its end one of
-    three phrases follows. Predictable in part, as text is."""
+    """Sequences of a phrase language over the ordinary words: inside a phrase the next word is certain, at its end
+    one of three phrases follows. Predictable in part, as text is."""
     fixed = np.random.default_rng(7)
     phrases = len(SPECIAL) + fixed.permutation(VOCAB - len(SPECIAL)).reshape(PHRASES, -1)
     follow = np.stack([fixed.permutation(PHRASES)[:3] for _ in range(PHRASES)])

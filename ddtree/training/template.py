@@ -29,6 +29,7 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any: ...
     def get_vocab(self) -> dict[str, int]: ...
     def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+    def __call__(self, text: list[str], add_special_tokens: bool = ...) -> Any: ...
     def decode(self, token_ids: Any, **kwargs: Any) -> Any: ...
 
 
@@ -54,16 +55,23 @@ def render(
     Raises:
         PreflightError: the tokenizer has no chat template.
     """
+    return list(tokenizer.encode(render_text(tokenizer, messages, kwargs, tools, reply), add_special_tokens=False))
+
+
+def render_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    kwargs: Mapping[str, Any] | None = None,
+    tools: list[Any] | None = None,
+    reply: bool = True,
+) -> str:
+    """The text that ``render`` tokenises. Raises PreflightError ``template-missing``."""
     if not tokenizer.chat_template:
-        raise PreflightError("template-missing", "the tokenizer has no chat template", "give one with --chat-template")
-    text = tokenizer.apply_chat_template(
-        list(messages),
-        tokenize=False,
-        add_generation_prompt=reply,
-        **({"tools": tools} if tools else {}),
+        raise PreflightError("template-missing", "the tokenizer has no chat template")
+    return str(tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=reply, **({"tools": tools} if tools else {}),
         **(kwargs or {}),
-    )
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    ))  # fmt: skip
 
 
 def turn_rows(

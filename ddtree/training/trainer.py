@@ -184,8 +184,10 @@ def train(run: Run) -> dict[str, Any]:
             norm = _apply(model, optimizer, weight, world, rate, c.clip)
             done = step + 1
             asked = _any(signals.asked or bool(run.stop_at and time.time() > run.stop_at), device)
-            saving = done % c.save_every == 0 or done == stop_step or asked
-            if done % c.log_every == 0 or saving:  # a loss that is not finite must not reach a checkpoint
+            saving = c.save_every > 0 and (done % c.save_every == 0 or done == stop_step or asked)
+            if (
+                done % c.log_every == 0 or done == stop_step or saving
+            ):  # a loss that is not finite must not reach a checkpoint
                 assert sums is not None
                 last = _summary(sums, norm, rate, device)
                 if not np.isfinite(last["loss"]):
@@ -203,7 +205,7 @@ def train(run: Run) -> dict[str, Any]:
                 since += time.perf_counter() - before
                 if not improved and c.patience and (done - best["step"]) >= c.patience * c.eval_every:
                     reason, asked = "no-improvement", True
-            if saving or asked:
+            if saving or (asked and c.save_every):
                 before = time.perf_counter()
                 runstate.save(run.folder, done, model, optimizer, {"best": best, "steps": steps}, c.keep)
                 since += time.perf_counter() - before

@@ -81,7 +81,9 @@ def test_anchors_depend_on_document_seed_and_epoch_alone() -> None:
     other = draw_anchors(np.arange(40), prompts, totals, shape, 1, 1)
     assert any((a != b).any() for a, b in zip(together, other, strict=True))
     # every position is drawn about equally often over epochs
-    counts = np.bincount(np.concatenate([draw_anchors(np.array([0]), prompts, totals, shape, 0, e)[0] for e in range(600)]))
+    counts = np.bincount(
+        np.concatenate([draw_anchors(np.array([0]), prompts, totals, shape, 0, e)[0] for e in range(600)])
+    )
     assert counts[5:19].min() > 0.7 * counts[5:19].mean()
 
 

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""The whole retrain path on a real small target and one GPU, inside a time limit.
+
+    real_run.py TARGET DATA OUT --seconds 340
+
+DATA holds prompts.jsonl.gz (curated), held.jsonl and humaneval.jsonl. Generates greedy responses, trains with early
+stopping on held-out replay tau, evaluates on HumanEval, exports. Stages print their own seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddtree.training import generate, validate
+from ddtree.training.decode import Sampler
+from ddtree.training.features import Cached, InProcess
+from ddtree.training.files import write_json
+from ddtree.training.losses import LossConfig
+from ddtree.training.metrics import read_metrics
+from ddtree.training.packing import Plan, Shape
+from ddtree.training.pipeline import (
+    TrainJob, eval_text, load_tokenizer, make_drafter, preflight, report, run_export, stop_ids, target_shape,
+)  # fmt: skip
+from ddtree.checkpoint import load_drafter
+from ddtree.training.prompts import load_prompts
+from ddtree.training.replay import replay
+from ddtree.training.schedule import TrainConfig
+from ddtree.training.target import load_target, target_identity
+from ddtree.training.tokens import TokenSet
+from ddtree.training.trainer import Run, data_of, train
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("target", type=Path)
+    p.add_argument("data", type=Path)
+    p.add_argument("out", type=Path)
+    p.add_argument("--seconds", type=float, default=340)
+    p.add_argument("--slots", type=int, default=2048)
+    p.add_argument("--rows", type=int, default=640)
+    p.add_argument("--max-new", type=int, default=320)
+    p.add_argument("--prompts", type=int, default=0)
+    p.add_argument("--block", type=int, default=8)
+    p.add_argument("--layers", type=int, default=3)
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--passes", type=float, default=4.0, help="epochs at most")
+    p.add_argument("--anchors", type=int, default=320)
+    p.add_argument("--micro-rows", type=int, default=8)
+    p.add_argument("--width", type=int, default=1024)
+    p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--mask", type=int, default=4)
+    p.add_argument("--steps", type=int, default=0)
+    p.add_argument("--reserve", type=float, default=25, help="seconds kept for evaluation and export")
+    p.add_argument("--sampled", type=float, default=0.0, help="share of prompts also sampled at T=.7")
+    p.add_argument("--baseline", type=Path, help="drafter to compare with on the same responses")
+    a = p.parse_args()
+    began = time.time()
+    facts: dict[str, Any] = {"arguments": {k: str(v) for k, v in vars(a).items()}}
+
+    def stage(text: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(f"[{time.time() - began:6.1f} s] {text}", flush=True)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    tokenizer = load_tokenizer(a.target)
+    target = load_target(a.target, None, getattr(torch, a.dtype), device)
+    stop = stop_ids(a.target, tokenizer)
+    identity = validate.data_identity(target_identity(a.target), tokenizer, {}, len(target.embedding))
+    humaneval, held, prompts = (
+        load_prompts(next(a.data.glob(f"{n}.jsonl*"))) for n in ("humaneval", "held", "prompts")
+    )
+    prompts = prompts[: a.prompts or None]
+    validate.check_prompts(prompts, [a.data / "humaneval.jsonl"])
+    stage(f"target loaded, {len(prompts):,} prompts checked")
+
+    folders = {}
+    greedy = Sampler(max_new=a.max_new)
+    extra = prompts[: int(len(prompts) * a.sampled)]
+    sets: list[tuple[str, list[Any], Sampler]] = [("humaneval", humaneval, Sampler(max_new=256)), ("held", held, greedy),
+                                                  ("greedy", prompts, greedy)]  # fmt: skip
+    if extra:
+        sets.append(("sampled", extra, Sampler(0.7, 1.0, 20, a.max_new, 1)))
+    for name, chosen, sampler in sets:
+        backend = generate.TransformersBackend(target, stop, min(a.slots, len(chosen)), a.rows)
+        folders[name] = a.out / "tokens" / name
+        got = generate.generate(chosen, backend, tokenizer, sampler, folders[name], identity, shard_rows=1 << 16)
+        facts[f"generate-{name}"] = {**got, "sampler": asdict(sampler)}
+        del backend
+        stage(f"generate {name}: {json.dumps(got)}")
+        torch.cuda.empty_cache()
+
+    tokens = TokenSet(*[folders[k] for k in ("greedy", "sampled") if k in folders], verify=False)
+    held_set, human = TokenSet(folders["held"]), TokenSet(folders["humaneval"])
+    config = TrainConfig(
+        epochs=a.passes, rows_per_step=a.micro_rows, shape=Shape(a.width, a.micro_rows, a.anchors, 256, 0.5), block=a.block,
+        layers=a.layers, layer_ids=target.layer_ids, mask_token_id=a.mask, loss=LossConfig("dpace", chunk=8960), lr=a.lr,
+        dtype=a.dtype, eval_every=1000, eval_rows=128, eval_budgets=(64,), save_every=4000, log_every=50, patience=4,
+        min_lr=0.02,
+    )  # fmt: skip
+    job = TrainJob(a.target, [folders["greedy"]], a.out / "run", config, [folders["held"]], dtype=a.dtype)
+    facts["preflight"] = preflight(target, tokenizer, tokens, held_set, job, config)
+    stage(f"preflight passed: {facts['preflight'].get('head_agrees')}")
+    lengths = np.minimum(tokens.index["total"], a.width).astype(np.int64)
+    kind = getattr(torch, a.dtype)
+    size = int(lengths.sum()) * target.width * kind.itemsize
+    source = Cached(InProcess(target, tokens, 65536), min(size, int(95e9)), target.width, kind, device)
+    begun = time.time()
+    kept = source.fill(lengths)
+    torch.cuda.synchronize() if device == "cuda" else None
+    facts["capture"] = {"rows": kept, "tokens": source.used, "seconds": time.time() - begun}
+    stage(f"capture: {source.used / (time.time() - begun):,.0f} tokens/s, {kept:,} rows, {size / 1e9:.1f} GB")
+    held_source = Cached(InProcess(target, held_set), int(held_set.index["total"].sum()) * target.width * 4, target.width,
+                         kind, device)  # fmt: skip
+
+    def run_of(folder: Path, config: TrainConfig) -> Run:
+        return Run(folder=folder, config=config, drafter=make_drafter(job, target, config), embedding=target.embedding,
+                   head=target.head, tokens=tokens, source=source, held_out=held_set, held_out_source=held_source,
+                   identity={"target": identity["target"], "data": [{"rows": m["rows"], "tokens": m["tokens"],
+                             "sampler": m["identity"]["sampler"]} for m in tokens.manifests]})  # fmt: skip
+
+    prompts_len, totals = data_of(tokens)
+    plan = Plan(prompts_len, totals, config.shape, config.rows_per_step, config.seed)
+    per_epoch = plan.steps_per_epoch()
+    # how long is a step? a short run of its own tells (and warms the compiler's cache)
+    trial = replace(config, steps=120, eval_every=10_000, save_every=0, log_every=40)
+    if not a.steps:
+        short = run_of(a.out / "trial", trial)
+        short.held_out = None
+        train(short)
+        rate = [m for m in read_metrics(a.out / "trial") if "tokens_per_s" in m][-1]
+        step_s = int(totals.sum()) / per_epoch / rate["tokens_per_s"]
+        left = a.seconds - (time.time() - began) - a.reserve
+        steps = int(min(a.passes * per_epoch, max(200, left / (step_s * 1.08))))
+        facts["step_ms"] = step_s * 1e3
+    else:
+        steps = a.steps
+    config = replace(config, steps=steps, eval_every=max(1, min(1500, steps // 4)))
+    stage(f"{per_epoch} steps an epoch; training {steps} steps, step {facts.get('step_ms', 0):.1f} ms")
+    run = run_of(a.out / "run", config)
+    run.stop_at = began + a.seconds - a.reserve
+    begun = time.time()
+    summary = train(run)
+    facts["train"] = {**summary, "seconds": time.time() - begun, "steps_per_epoch": per_epoch,
+                      "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0}  # fmt: skip
+    stage(f"trained: {json.dumps(summary)}")
+
+    tables = {}
+    drafters = {"best": a.out / "run" / "best"} | ({"baseline": a.baseline} if a.baseline else {})
+    for label, folder in drafters.items():
+        drafter = load_drafter(folder, target_shape(target), device, kind)
+        for name, data, inner in (("humaneval", human, InProcess(target, human)), ("held", held_set, held_source)):
+            result = replay(drafter, target.embedding, target.head, data, inner, None, (8, 16, 64), kind)
+            tables[f"{label}-{name}"] = report(result, data, drafter.config.block_size)
+            stage(f"{label} on {name}:\n{eval_text(tables[f'{label}-{name}'])}")
+    facts["acceptance"] = tables
+    write_json(a.out / "facts.json", facts)
+    errors = run_export(a.out / "run", a.target, a.out / "export", table=tables["best-humaneval"],
+                        name="smollm2-135m-dflash-retrained")  # fmt: skip
+    stage(f"exported: {errors}")
+
+
+if __name__ == "__main__":
+    main()
