@@ -54,6 +54,28 @@ def make_slice(ctx: ScanContext) -> Slice:
     return walker.slice
 
 
+def from_drafters(ctx: ScanContext) -> dict[Key, Reached]:
+    """What the drafters that the runners construct can reach (classes with a method ``propose``: how runners call every drafter)."""
+    walker = _Walker(ctx)
+    starts: list[tuple[Key, Reached]] = []
+    for path, runner in RUNNERS.items():
+        file = ctx.file(path)
+        graph = walker.graph(file) if file is not None else None
+        for cls, info in (graph["classes"] if graph is not None else {}).items():
+            for attribute, values in info["a"].items():
+                for text, _, under in values:
+                    for made, name in walker.constructed(path, text):
+                        if walker.method(made.path, name, "propose") is not None:
+                            off = walker.off((path, f"{cls}.__init__"), under)
+                            starts += [(k, Reached(runner, (f"{cls}.{attribute}",), off)) for k in walker.all_methods(made.path, name)]
+    for entry in ctx.tree.entry_points:
+        target = walker.module(entry.value.partition(":")[0])
+        if target is not None:
+            where = walker.resolve(target.path, entry.value.partition(":")[2])
+            starts += [(k, Reached("plugin", (entry.name,))) for k in (walker.functions_of(*where) if where is not None and where[1] else [])]
+    return walker.follow(starts, hops=5)
+
+
 class _Walker:
     def __init__(self, ctx: ScanContext) -> None:
         self.ctx = ctx
@@ -231,8 +253,8 @@ class _Walker:
                     continue
                 self._runner(path, cls, runner, starts, around, roots)
         self._replacements(starts, roots)
-        self.slice.reached = self._follow(starts)
-        self.slice.step = {**self._follow(around, hops=3, narrow=True), **self.slice.reached}
+        self.slice.reached = self.follow(starts)
+        self.slice.step = {**self.follow(around, hops=3, narrow=True), **self.slice.reached}
         self.slice.roots = tuple(roots)
 
     def _runner(
@@ -252,7 +274,7 @@ class _Walker:
                 off = self.off((path, f"{cls}.__init__"), under)
                 for made, name in self.constructed(where, text):
                     roots.append(f"{path}:{line} {name}")
-                    for key in self._all_methods(made.path, name):
+                    for key in self.all_methods(made.path, name):
                         starts.append((key, Reached(runner, (f"{cls}.{attribute}",), off)))
                 for hook in self._hooks(text, graph, cls):
                     starts += [(key, Reached(runner, (f"{cls}.{attribute} from {hook}",), off)) for key in self._hooked(hook)]
@@ -285,7 +307,7 @@ class _Walker:
                     found.append((file.path, f"{fact['c']}.{hook}"))
         return found
 
-    def _all_methods(self, path: str, cls: str) -> list[Key]:
+    def all_methods(self, path: str, cls: str) -> list[Key]:
         keys: dict[str, Key] = {}
         for file, owner in self.mro(path, cls):
             for qual in self.graph(file)["functions"]:
@@ -306,12 +328,12 @@ class _Walker:
             entries.append(((target.path, ""), reached))
             where = self.resolve(target.path, name) if name else None
             if where is not None:
-                entries += [(key, reached) for key in self._callable(*where)]
+                entries += [(key, reached) for key in self.functions_of(*where)]
         for file in self.ctx.tree.files:
             if file.origin.startswith("pythonpath") and file.path in ("sitecustomize.py", "usercustomize.py"):
                 entries.append(((file.path, ""), Reached("plugin", (file.path,))))
-        loaded = self._follow(entries, imports=True) if entries else {}
-        inner = self._follow(starts)
+        loaded = self.follow(entries, imports=True) if entries else {}
+        inner = self.follow(starts)
         modules = {path for path, _ in inner} | set(RUNNERS)
         for file, facts in self.ctx.facts("shapes"):
             for fact in facts:
@@ -338,7 +360,7 @@ class _Walker:
             where = nested or self.resolve(file.path, name)
             if where is None or not where[1]:
                 continue
-            for key in self._callable(*where):
+            for key in self.functions_of(*where):
                 starts.append((key, Reached("plugin" if file.origin != "vllm" else how.runner, (*how.via, f"sets {what}"), off)))
                 self.slice.replaced.append((key, what))
             roots.append(f"{file.path}:{fact['l']} {name} in place of {what}")
@@ -352,15 +374,15 @@ class _Walker:
             qual = qual.rpartition(".")[0]
         return None
 
-    def _callable(self, file: SourceFile, name: str) -> list[Key]:
+    def functions_of(self, file: SourceFile, name: str) -> list[Key]:
         graph = self.graph(file)
         if graph is None:
             return []
         if name in graph["classes"]:
-            return self._all_methods(file.path, name)
+            return self.all_methods(file.path, name)
         return [(file.path, name)] if name in graph["functions"] else []
 
-    def _follow(
+    def follow(
         self, starts: list[tuple[Key, Reached]], imports: bool = False, hops: int = _MAX_HOPS, narrow: bool = False
     ) -> dict[Key, Reached]:
         """Breadth first; what can be reached without passing a condition that is off is found before what can't."""
@@ -395,8 +417,11 @@ class _Walker:
             self.slice.executed.setdefault(key, function["x"])
         edges: list[tuple[Key, Reached]] = []
         verbs = {name[2:] for name, _, _ in function["c"] if name.startswith("?.")} | {"__init__", "__call__", "forward"}
-        for name, _, under in [*function["c"], *function["r"]]:
+        calls = len(function["c"])
+        for number, (name, _, under) in enumerate([*function["c"], *function["r"]]):
             targets = self._targets(path, qual, name, graph)
+            if number >= calls and how.hops > 1 and len(targets) > 1:
+                continue  # a class that is only named, far from the sampler: a backend's or a config's, not an acceptance
             if narrow and len(targets) > 1:  # a class: around acceptance, only what is called on it here
                 if any(q.endswith(".propose") for _, q in targets):
                     continue
@@ -417,7 +442,7 @@ class _Walker:
         if name.startswith("'"):
             text = name[1:].replace(":", ".")
             where = self._in_module(text, 4) if text.split(".")[0] == "vllm" or self.module(text.rpartition(".")[0]) else None
-            return self._callable(*where) if where is not None and where[1] else []
+            return self.functions_of(*where) if where is not None and where[1] else []
         cls = next((part for part in qual.split(".") if part in graph["classes"]), "")
         parts = name.split(".")
         if len(parts) == 1 and parts[0] in ("self", "cls", "super"):
@@ -441,7 +466,7 @@ class _Walker:
                 if not verb:
                     resolved = self.resolve(where, text) if text.replace(".", "").isidentifier() else None
                     if resolved is not None and resolved[1]:
-                        targets += self._callable(*resolved)
+                        targets += self.functions_of(*resolved)
             return targets
         if parts[0] == "super" and cls:
             for base in graph["classes"][cls]["b"]:
@@ -456,7 +481,7 @@ class _Walker:
         if local is not None and len(parts) == 1:
             return [(local[0].path, local[1])]
         where = self.resolve(path, name)
-        return self._callable(*where) if where is not None and where[1] else []
+        return self.functions_of(*where) if where is not None and where[1] else []
 
 
 def _is_drafter_or_model(attribute: str) -> bool:

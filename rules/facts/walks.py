@@ -124,7 +124,8 @@ class Judge:
                 seen.add(number)
                 node = self.nodes[number]
                 if node.kind in ("root", "param"):
-                    names.add(node.name)
+                    if node.name not in ("self", "cls"):
+                        names.add(node.name)
                 elif node.kind not in ("read", "iter", "affine"):
                     todo += [t for t, how in node.edges if how == D]
             self._tops[value] = frozenset(names)
