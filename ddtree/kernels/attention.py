@@ -10,7 +10,6 @@ graph can be replayed.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ddtree.kernels import device
 from ddtree.kernels.bits import unpack
 from ddtree.kernels.bits import window as window_bits
 
@@ -195,12 +195,6 @@ def _merge(out_a, lse_a, out_b, lse_b, out, lse, a_row, a_head, b_row, b_head, a
     tl.store(lse + head * total + row, tl.where(both == 0.0, float("-inf"), safe + tl.log(both)))
 
 
-@cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a device (a nominal 8 on a CPU, where kernels are interpreted)."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-
-
 def config(dim: int, rows: int, item: int, capability: int) -> dict[str, int]:
     """Block sizes of the main kernel by head size, rows per KV group, bytes per item and compute capability (90 =
     9.0)."""
@@ -246,17 +240,13 @@ def _launch(
         raise ValueError("the last dimension of q, k, v and out must be contiguous")
     if window > 0 and depth is None:
         raise ValueError("a sliding window needs the depth of every node")
-    capability = 90
-    if q.is_cuda:
-        major, minor = torch.cuda.get_device_capability(q.device)
-        capability = 10 * major + minor
-    options = config(dim, nodes * group, q.element_size(), capability) | (tune or {})
+    options = config(dim, nodes * group, q.element_size(), device.capability(q.device)) | (tune or {})
     splits = options.pop("splits", 0)
     tiles = triton.cdiv(nodes * group, options["BLOCK_M"])
     if splits == 0:
         # About two programs a multiprocessor, and at least four blocks of keys in each.
         reach = min(reach, window + nodes) if window > 0 else reach
-        wanted = 2 * processors(q.device) // (tiles * requests * kv_heads)
+        wanted = 2 * device.processors(q.device) // (tiles * requests * kv_heads)
         splits = max(1, min(wanted, reach // (4 * options["BLOCK_N"]), MAX_SPLITS))
     if lse is not None:
         splits = 1

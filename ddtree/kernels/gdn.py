@@ -1,4 +1,6 @@
-"""Gated DeltaNet on a tree, one launch a layer; twins in `ddtree.gdn`, whose docstring has the equations.
+"""Gated DeltaNet on a tree, two launches a layer; twins in `ddtree.gdn`, whose docstring has the equations.
+
+The first does what is done once a head and not once a slice of it: convolution along ancestors, norms, decays summed.
 
 A program owns one value head and a slice of its value dimension. The root is every node's ancestor, so its rank-1 write
 goes into the state first; the other N nodes then fill whole tiles. Within a tile T = (I + A)^-1 is built by merging
@@ -18,19 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ddtree.gdn import Layer, Stash
+from ddtree.kernels import device
 from ddtree.kernels.bits import unpack, window
 
 KERNEL = 4  # taps of the convolution (all published GDN models)
-
-
-@triton.jit
-def _silu(x):
-    return x * tl.sigmoid(x)
-
-
-@triton.jit
-def _unit(x):
-    return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
 @triton.jit
@@ -43,38 +36,75 @@ def _decay(a, a_log, dt_bias):
 
 
 @triton.jit
-def _conv_root(x, history, weight, channel, s_channel, s_column, COLUMNS: tl.constexpr):
-    """SiLU(convolution) of the root: float32 [1, channels]. history points past the newest column."""
-    total = tl.load(x + channel).to(tl.float32) * tl.load(weight + channel * 4 + 3).to(tl.float32)
-    for tap in tl.static_range(3):
-        past = tl.load(history + channel * s_channel + (COLUMNS - 3 + tap) * s_column).to(tl.float32)
-        total += past * tl.load(weight + channel * 4 + tap).to(tl.float32)
-    return _silu(total)[None, :]
+def _conv(x, x_row, history, weight, channel, s_channel, s_column, windows, node, live, COLUMNS: tl.constexpr):
+    """SiLU(convolution) of some nodes: float32 [nodes, channels]. windows: entries of `conv_windows`, 4 a node."""
+    total = tl.zeros((node.shape[0], channel.shape[0]), tl.float32)
+    for tap in tl.static_range(4):
+        at = tl.load(windows + node * 4 + tap, mask=live, other=0)
+        row = tl.load(x + at[:, None] * x_row + channel[None, :], mask=(live & (at >= 0))[:, None], other=0.0)
+        row = row.to(tl.float32)
+        if tl.min(at, axis=0) < 0:  # nodes near the root read the history
+            past = history + channel[None, :] * s_channel + (COLUMNS + at)[:, None] * s_column
+            row += tl.load(past, mask=(live & (at < 0))[:, None], other=0.0).to(tl.float32)
+        total += row * tl.load(weight + channel * 4 + tap).to(tl.float32)[None, :]
+    return total * tl.sigmoid(total)
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _prepare(
+    x, a, conv, slots, words, windows, weight, a_log, dt_bias, q_out, k_out, v_out, g_out, nodes,
+    x_row, a_row, c_slot, c_channel, c_column,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Convolution, norms and path sums of one head's nodes: queries, then keys, then values (with the head's decay)."""
+    head = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots + request).to(tl.int64) if SLOTS else request
+    first = request * nodes
+    node = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = node < nodes
+    x += first * x_row
+    conv += slot * c_slot
+    windows += first * 4
+    if head < 2 * HK:
+        channel = head * DK + tl.arange(0, DK)
+        y = _conv(x, x_row, conv, weight, channel, c_channel, c_column, windows, node, live, COLUMNS)
+        y *= tl.rsqrt(tl.sum(y * y, axis=1) + 1e-6)[:, None]
+        place = (first + node)[:, None] * (HK * DK) + tl.arange(0, DK)[None, :]
+        if head < HK:
+            tl.store(q_out + place + head * DK, y * DK**-0.5, mask=live[:, None])
+        else:
+            tl.store(k_out + place + (head - HK) * DK, y, mask=live[:, None])
+    else:
+        value = head - 2 * HK
+        channel = 2 * HK * DK + value * DV + tl.arange(0, DV)
+        z = _conv(x, x_row, conv, weight, channel, c_channel, c_column, windows, node, live, COLUMNS)
+        tl.store(v_out + ((first + node) * HV + value)[:, None] * DV + tl.arange(0, DV)[None, :], z, mask=live[:, None])
+        rate = tl.load(a_log + value).to(tl.float32)
+        bias = tl.load(dt_bias + value).to(tl.float32)
+        path = tl.zeros((ROWS,), tl.float32)
+        for start in range(0, nodes, 64):
+            other = start + tl.arange(0, 64)
+            g = _decay(tl.load(a + (first + other) * a_row + value, mask=other < nodes, other=0.0), rate, bias)
+            seen = unpack(window(words + (first + node) * W, live, start, W), 64)
+            path += tl.sum(tl.where(seen, g[None, :], 0.0), axis=1)
+        tl.store(g_out + (first + node) * HV + value, path, mask=live)
 
 
 @triton.jit
-def _conv(x, x_row, history, weight, channel, s_channel, s_column, w0, w1, w2, node, live, COLUMNS: tl.constexpr):
-    """SiLU(convolution) of nodes below the root: float32 [nodes, channels]. w0, w1, w2: the windows' older entries.
-
-    A node of depth 1 reads the history's two newest columns, one of depth 2 the newest, deeper ones none.
-    """
-    t0 = tl.load(weight + channel * 4).to(tl.float32)
-    t1 = tl.load(weight + channel * 4 + 1).to(tl.float32)
-    t2 = tl.load(weight + channel * 4 + 2).to(tl.float32)
-    t3 = tl.load(weight + channel * 4 + 3).to(tl.float32)
-    newest = tl.load(history + channel * s_channel + (COLUMNS - 1) * s_column).to(tl.float32)
-    older = tl.load(history + channel * s_channel + (COLUMNS - 2) * s_column).to(tl.float32)
-    c = channel[None, :]
-    total = tl.load(x + node[:, None] * x_row + c, mask=live[:, None], other=0.0).to(tl.float32) * t3[None, :]
-    at = tl.load(x + w2[:, None] * x_row + c, mask=(live & (w2 >= 0))[:, None], other=0.0)
-    total += at.to(tl.float32) * t2[None, :]
-    at = tl.load(x + w1[:, None] * x_row + c, mask=(live & (w1 >= 0))[:, None], other=0.0)
-    total += at.to(tl.float32) * t1[None, :]
-    at = tl.load(x + w0[:, None] * x_row + c, mask=(live & (w0 >= 0))[:, None], other=0.0)
-    total += at.to(tl.float32) * t0[None, :]
-    total += tl.where((w1 < 0)[:, None], (older * t0 + newest * t1)[None, :], 0.0)
-    total += tl.where(((w0 < 0) & (w1 >= 0))[:, None], (newest * t0)[None, :], 0.0)
-    return _silu(total)
+def _scores(q, k, row, row_live, column, HEAD: tl.constexpr, DK: tl.constexpr, CHUNK: tl.constexpr, P: tl.constexpr):
+    """Q K^T and K K^T between two tiles of nodes, accumulated over chunks of the key dimension."""
+    qk = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    kk = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    for chunk in range(0, DK, CHUNK):
+        d = chunk + tl.arange(0, CHUNK)
+        mine = tl.load(k + row[:, None] * HEAD + d[None, :], mask=row_live[:, None], other=0.0)
+        query = tl.load(q + row[:, None] * HEAD + d[None, :], mask=row_live[:, None], other=0.0)
+        theirs = tl.trans(tl.load(k + column[:, None] * HEAD + d[None, :]))
+        qk = tl.dot(query, theirs, qk, input_precision=P)
+        kk = tl.dot(mine, theirs, kk, input_precision=P)
+    return qk, kk
 
 
 @triton.jit
@@ -93,95 +123,92 @@ def _inverse(lower, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["nodes"])
 def _verify(
-    x, a, b, conv, state, slots, words, windows, weight, a_log, dt_bias,
-    out, k_stash, g_stash, u_stash, nodes,
-    x_row, a_row, b_row, c_slot, c_channel, c_column, s_slot, s_head, s_key, s_value,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    b, state, slots, words, q_in, k_in, g_in, u_io, out, nodes, b_row, s_slot, s_head, s_key, s_value,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, W: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
+    """U and the outputs of one value head's slice; u_io holds V and becomes U."""
     head = tl.program_id(0) // (DV // BV)
-    part = tl.program_id(0) % (DV // BV)
+    dv = (tl.program_id(0) % (DV // BV)) * BV + tl.arange(0, BV)
     request = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + request).to(tl.int64) if SLOTS else request
-    key_head = head // (HV // HK)
-    dk = tl.arange(0, DK)
-    dv = part * BV + tl.arange(0, BV)
-    q_channel = key_head * DK + dk
-    k_channel = HK * DK + q_channel
-    v_channel = 2 * HK * DK + head * DV + dv
     first = request * nodes
-    x += first * x_row
-    conv += slot * c_slot
-    rate = tl.load(a_log + head).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    owner = (head % (HV // HK) == 0) & (part == 0)
-    k_stash += (first * HK + key_head) * DK
-    g_stash += first * HV + head
-    u_stash += (first * HV + head) * DV
+    key = (first * HK + head // (HV // HK)) * DK
+    q_in += key
+    k_in += key
+    g_in += first * HV + head
+    u_io += (first * HV + head) * DV
     out += (first * HV + head) * DV
     words += first * W
+    state += slot * s_slot + head * s_head + dv[None, :] * s_value
+    HEAD: tl.constexpr = HK * DK
 
-    # The root: S <- e^g S + k u^T.
-    s = tl.load(state + slot * s_slot + head * s_head + dk[:, None] * s_key + dv[None, :] * s_value).to(tl.float32)
-    q0 = _unit(_conv_root(x, conv, weight, q_channel, c_channel, c_column, COLUMNS)) * DK**-0.5
-    k0 = _unit(_conv_root(x, conv, weight, k_channel, c_channel, c_column, COLUMNS))
-    v0 = _conv_root(x, conv, weight, v_channel, c_channel, c_column, COLUMNS)
-    g0 = _decay(tl.load(a + first * a_row + head), rate, bias)
-    b0 = tl.sigmoid(tl.load(b + first * b_row + head).to(tl.float32))
-    k0 = tl.trans(k0)  # [DK, 1]
-    s *= tl.exp(g0)
-    u0 = b0 * (v0 - tl.sum(k0 * s, axis=0)[None, :])
-    s += k0 * u0
-    o0 = tl.sum(tl.trans(q0) * s, axis=0)[None, :]
-    tl.store(out + dv[None, :], o0.to(out.dtype.element_ty))
-    tl.store(u_stash + dv[None, :], u0)
-    tl.store(k_stash + dk[:, None], k0)
-    tl.store(g_stash, g0)
+    # The root is everyone's ancestor: its write k0 u0^T joins the state. With S = e^g0 S_0 + k0 u0^T,
+    # K S = e^g0 K S_0 + (K k0) u0^T, so S itself is never formed.
+    k0_s = tl.zeros((BV,), tl.float32)
+    q0_s = tl.zeros((BV,), tl.float32)
+    q0_k0 = 0.0
+    for chunk in range(0, DK, CHUNK):
+        d = chunk + tl.arange(0, CHUNK)
+        s = tl.load(state + d[:, None] * s_key).to(tl.float32)
+        k0 = tl.load(k_in + d)
+        q0 = tl.load(q_in + d)
+        k0_s += tl.sum(k0[:, None] * s, axis=0)
+        q0_s += tl.sum(q0[:, None] * s, axis=0)
+        q0_k0 += tl.sum(q0 * k0, axis=0)
+    g0 = tl.load(g_in)
+    kept = tl.exp(g0)
+    u0 = tl.sigmoid(tl.load(b + first * b_row + head).to(tl.float32)) * (tl.load(u_io + dv) - kept * k0_s)
+    tl.store(out + dv, (kept * q0_s + q0_k0 * u0).to(out.dtype.element_ty))
+    tl.debug_barrier()  # u_io: all of v is read before u is written
+    tl.store(u_io + dv, u0)
 
     for start in range(1, nodes, BLOCK):
         node = start + tl.arange(0, BLOCK)
         live = node < nodes
-        at = (first + node) * 4
-        w0 = tl.load(windows + at, mask=live, other=-1)
-        w1 = tl.load(windows + at + 1, mask=live, other=-1)
-        w2 = tl.load(windows + at + 2, mask=live, other=-1)
-        k = _unit(_conv(x, x_row, conv, weight, k_channel, c_channel, c_column, w0, w1, w2, node, live, COLUMNS))
-        g = _decay(tl.load(a + (first + node) * a_row + head, mask=live, other=0.0), rate, bias)
-        beta = tl.sigmoid(tl.load(b + (first + node) * b_row + head, mask=live, other=0.0).to(tl.float32))
+        k_s = tl.zeros((BLOCK, BV), tl.float32)
+        q_s = tl.zeros((BLOCK, BV), tl.float32)
+        qk = tl.zeros((BLOCK, BLOCK), tl.float32)
+        kk = tl.zeros((BLOCK, BLOCK), tl.float32)
+        k_k0 = tl.zeros((BLOCK,), tl.float32)
+        q_k0 = tl.zeros((BLOCK,), tl.float32)
+        for chunk in range(0, DK, CHUNK):
+            d = chunk + tl.arange(0, CHUNK)
+            s = tl.load(state + d[:, None] * s_key).to(tl.float32)
+            k0 = tl.load(k_in + d)
+            k = tl.load(k_in + node[:, None] * HEAD + d[None, :], mask=live[:, None], other=0.0)
+            q = tl.load(q_in + node[:, None] * HEAD + d[None, :], mask=live[:, None], other=0.0)
+            k_k0 += tl.sum(k * k0[None, :], axis=1)
+            q_k0 += tl.sum(q * k0[None, :], axis=1)
+            k_s = tl.dot(k, s, k_s, input_precision=P)
+            q_s = tl.dot(q, s, q_s, input_precision=P)
+            kk = tl.dot(k, tl.trans(k), kk, input_precision=P)
+            qk = tl.dot(q, tl.trans(k), qk, input_precision=P)
         row = words + node * W
-        seen = unpack(window(row, live, start, W), BLOCK)
-        path = tl.sum(tl.where(seen, g[None, :], 0.0), axis=1)  # log decay from below the root
-        for before in range(1, start, BLOCK):
-            earlier = unpack(window(row, live, before, W), BLOCK)
-            column = before + tl.arange(0, BLOCK)
-            theirs = _decay(tl.load(a + (first + column) * a_row + head), rate, bias)
-            path += tl.sum(tl.where(earlier, theirs[None, :], 0.0), axis=1)
-        tl.store(g_stash + node * HV, path + g0, mask=live)
-        tl.store(k_stash + node[:, None] * (HK * DK) + dk[None, :], k, mask=live[:, None])
+        path = tl.load(g_in + node * HV, mask=live, other=0.0) - g0  # log decay from below the root
         grown = tl.exp(path)[:, None]
-        q = _unit(_conv(x, x_row, conv, weight, q_channel, c_channel, c_column, w0, w1, w2, node, live, COLUMNS))
-        q *= DK**-0.5
-        u = _conv(x, x_row, conv, weight, v_channel, c_channel, c_column, w0, w1, w2, node, live, COLUMNS)
-        u -= grown * tl.dot(k, s, input_precision=PRECISION)
-        o = grown * tl.dot(q, s, input_precision=PRECISION)
+        beta = tl.sigmoid(tl.load(b + (first + node) * b_row + head, mask=live, other=0.0).to(tl.float32))
+        place = node[:, None] * (HV * DV) + dv[None, :]
+        u = tl.load(u_io + place, mask=live[:, None], other=0.0)
+        u -= grown * (kept * k_s + k_k0[:, None] * u0[None, :])
+        o = grown * (kept * q_s + q_k0[:, None] * u0[None, :])
         for before in range(1, start, BLOCK):
             column = before + tl.arange(0, BLOCK)
+            their_qk, their_kk = _scores(q_in, k_in, node, live, column, HEAD, DK, CHUNK, P)
             earlier = unpack(window(row, live, before, W), BLOCK)
-            their_path = tl.load(g_stash + column * HV) - g0
-            their_k = tl.load(k_stash + column[:, None] * (HK * DK) + dk[None, :])
-            their_u = tl.load(u_stash + column[:, None] * (HV * DV) + dv[None, :])
+            their_path = tl.load(g_in + column * HV) - g0
             decay = tl.exp(tl.where(earlier, path[:, None] - their_path[None, :], float("-inf")))
-            their_k = tl.trans(their_k)
-            u -= tl.dot(tl.dot(k, their_k, input_precision=PRECISION) * decay, their_u, input_precision=PRECISION)
-            o += tl.dot(tl.dot(q, their_k, input_precision=PRECISION) * decay, their_u, input_precision=PRECISION)
+            their_u = tl.load(u_io + column[:, None] * (HV * DV) + dv[None, :])
+            u -= tl.dot(their_kk * decay, their_u, input_precision=P)
+            o += tl.dot(their_qk * decay, their_u, input_precision=P)
+        seen = unpack(window(row, live, start, W), BLOCK)
         decay = tl.exp(tl.where(seen, path[:, None] - path[None, :], float("-inf")))
-        k_t = tl.trans(k)
         strict = tl.arange(0, BLOCK)[:, None] > tl.arange(0, BLOCK)[None, :]
-        lower = beta[:, None] * tl.where(strict, tl.dot(k, k_t, input_precision=PRECISION) * decay, 0.0)
-        u = tl.dot(_inverse(lower, BLOCK, PRECISION), beta[:, None] * u, input_precision=PRECISION)
-        o += tl.dot(tl.dot(q, k_t, input_precision=PRECISION) * decay, u, input_precision=PRECISION)
-        place = node[:, None] * (HV * DV) + dv[None, :]
-        tl.store(u_stash + place, u, mask=live[:, None])
+        lower = beta[:, None] * tl.where(strict, kk * decay, 0.0)
+        u = tl.dot(_inverse(lower, BLOCK, P), beta[:, None] * u, input_precision=P)
+        o = tl.dot(qk * decay, u, o, input_precision=P)
+        tl.debug_barrier()
+        tl.store(u_io + place, u, mask=live[:, None])
         tl.store(out + place, o.to(out.dtype.element_ty), mask=live[:, None])
         tl.debug_barrier()  # the next tile reads what this one stored
 
@@ -229,8 +256,8 @@ def _commit(
         base = conv + slot * c_slot + channel[:, None] * c_channel
         kept = tl.load(base + source[None, :] * c_column, mask=old, other=0.0)
         taken = (source >= COLUMNS) & (column < COLUMNS)
-        node = first + tl.load(path + request * p_row + source - COLUMNS, mask=taken, other=0)
-        new = tl.load(x + node[None, :] * x_row + channel[:, None], mask=fresh, other=0.0)
+        row = first + tl.load(path + request * p_row + source - COLUMNS, mask=taken, other=0)
+        new = tl.load(x + row[None, :] * x_row + channel[:, None], mask=fresh, other=0.0)
         tl.debug_barrier()  # a column is one thread's source and another's target
         tl.store(base + column[None, :] * c_column, tl.where(old, kept, new.to(kept.dtype)), mask=valid)
 
@@ -263,24 +290,25 @@ def verify(
         raise ValueError(f"a convolution of {layer.conv_weight.shape[1]} taps: the kernel takes {KERNEL}")
     if any(d < 16 or d != triton.next_power_of_2(d) for d in (dk, dv)):
         raise ValueError(f"head sizes {dk} and {dv}: the kernel takes powers of two from 16")
-    capability = 90
-    if x.is_cuda:
-        major, minor = torch.cuda.get_device_capability(x.device)
-        capability = 10 * major + minor
-    options = config(dv, nodes, capability) | (tune or {})
+    options = config(dv, nodes, device.capability(x.device)) | (tune or {})
     x, a, b = (t if t.stride(2) == 1 and t.stride(0) == nodes * t.stride(1) else t.contiguous() for t in (x, a, b))
 
     def new(*shape: int) -> Tensor:
         return torch.empty(requests, nodes, *shape, dtype=torch.float32, device=x.device)
 
     out = torch.empty(requests, nodes, hv, dv, dtype=x.dtype, device=x.device)
-    stash = Stash(x, new(hk, dk), new(hv), new(hv, dv))
+    stash, q = Stash(x, new(hk, dk), new(hv), new(hv, dv)), new(hk, dk)
+    words, place = words.contiguous(), x if slots is None else slots
+    shape = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "W": words.shape[2], "SLOTS": slots is not None}
+    rows = 16 if requests * nodes <= 1024 else 32
+    _prepare[(triton.cdiv(nodes, rows), 2 * hk + hv, requests)](
+        x, a, conv_state, place, words, windows.contiguous(), layer.conv_weight.contiguous(), layer.a_log, layer.dt_bias,
+        q, stash.k, stash.u, stash.g, nodes, x.stride(1), a.stride(1), *conv_state.stride(),
+        COLUMNS=conv_state.shape[2], ROWS=rows, num_warps=4, **shape,
+    )  # fmt: skip
     _verify[(hv * (dv // options["BV"]), requests)](
-        x, a, b, conv_state, state, x if slots is None else slots, words.contiguous(), windows.contiguous(),
-        layer.conv_weight.contiguous(), layer.a_log, layer.dt_bias, out, stash.k, stash.g, stash.u, nodes,
-        x.stride(1), a.stride(1), b.stride(1), *conv_state.stride(), *state.stride(),
-        HK=hk, HV=hv, DK=dk, DV=dv, W=words.shape[2], COLUMNS=conv_state.shape[2],
-        SLOTS=slots is not None, PRECISION="tf32x3", **options,
+        b, state, place, words, q, stash.k, stash.g, stash.u, out, nodes, b.stride(1), *state.stride(),
+        CHUNK=min(dk, 32), P="tf32x3", **shape, **options,
     )  # fmt: skip
     return out, stash
 

@@ -15,6 +15,11 @@ import torch
 
 from ddtree import attention as twin
 from ddtree import gdn
+from ddtree.kvcache import move_rows as twin_move
+from ddtree.tree import build_tree as twin_build
+from ddtree.tree import top_logprobs
+from ddtree.walk import Path, commit_rows
+from ddtree.walk import walk as twin_walk
 from tests.kernels.trees import SHAPES, make_tree, path_to, shuffled
 
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"
@@ -215,6 +220,66 @@ def check_gdn_aligned():
     gen = generator(21)
     gdn_case(gen, [65], 65, 1, 2, 32, aligned=True)
     gdn_case(gen, [100], 100, 1, 1, 16, aligned=True, tune={"BLOCK": 32})
+
+
+def same_tree(got, want):
+    for name in ("tokens", "parents", "depth", "words", "n_nodes", "scores"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), f"tree {name} differs"
+
+
+def check_build():
+    from ddtree.kernels.tree import build_tree
+
+    gen = generator(30)
+    for depths, vocabulary, budget, spread in ((15, 300, 16, 3), (15, 300, 64, 1), (3, 4, 70, 1), (1, 50, 8, 1), (4, 40, 1, 2)):
+        for ties in (False, True):
+            logits = draw(gen, 2, depths, vocabulary) * spread
+            if ties:  # many equal scores: the order of ties must be the twin's
+                logits = logits.round()
+                logits[1, :, 1:] = logits[1, :, :1]
+            logits[0, :, -1] = float("-inf")
+            values, ids = top_logprobs(logits, budget)
+            root = torch.tensor([5, 7], device=DEVICE)
+            same_tree(build_tree((values, ids), root, budget), twin_build((values, ids), root, budget))
+
+
+def check_walk():
+    from ddtree.kernels.tree import walk
+
+    gen = generator(31)
+    for size in (17, 65, 130):
+        for _ in range(3):
+            lists = [shuffled(SHAPES[s](n, gen), gen) for s, n in (("spine", size), ("random", size), ("star", size // 2))]
+            tree = to_device(make_tree(lists, size, gen))
+            chosen = torch.randint(5000, 6000, (3, size), generator=gen)
+            for r, parents in enumerate(lists):  # follow a random path for most nodes
+                for i, p in enumerate(parents):
+                    if p >= 0 and torch.rand(1, generator=gen) < 0.6:
+                        chosen[r, p] = tree.tokens[r, i]
+            got, want = walk(tree, chosen.to(DEVICE)), twin_walk(tree, chosen.to(DEVICE))
+            for name in ("nodes", "count", "bonus", "tokens"):
+                assert torch.equal(getattr(got, name), getattr(want, name)), f"walk {name} differs"
+
+
+def check_rows():
+    from ddtree.kernels.rows import gather_rows, move_rows
+
+    gen = generator(32)
+    for dtype in DTYPES:
+        cache = draw(gen, 3, 2, 2, 40, 2, 24, dtype=dtype)
+        nodes = torch.tensor([[0, 1, 3, 4, 9, -1], [0, 2, -1, -1, -1, -1]], dtype=torch.int32, device=DEVICE)
+        path = Path(nodes, torch.tensor([4, 1], dtype=torch.int32, device=DEVICE), nodes[:, 0], nodes)
+        source, destination = commit_rows(path, torch.tensor([20, 7], device=DEVICE))
+        want = cache.clone()
+        twin_move(want, source, destination)
+        move_rows(cache, source, destination)
+        assert torch.equal(cache, want), "move_rows differs"
+        hidden = draw(gen, 2, 12, 100, dtype=dtype)
+        got = gather_rows(hidden, nodes)
+        for r in range(2):
+            for s in range(6):
+                expected = hidden[r, nodes[r, s]] if nodes[r, s] >= 0 else torch.zeros_like(hidden[0, 0])
+                assert torch.equal(got[r, s], expected), "gather_rows differs"
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
