@@ -13,6 +13,7 @@ from reports.text import code, count, fence, fold, html, listed, prose, table
 from reports.words import STAGES, mark, meaning
 
 _ROWS = 12  # a table longer than this is folded
+_NAMED = 5  # dismissed places shown for one reason; the rest are folded
 _SNIPPETS = 6  # snippets shown for one verdict; the rest are named
 _SAFE_PATH = re.compile(r"[\w.+/-]+", re.ASCII)
 
@@ -198,21 +199,34 @@ def trail(audit: Audit) -> str:
 
 
 def dismissed(audit: Audit) -> str:
-    """Everything that looked like the thing asked for, once each, with the questions it was weighed for."""
-    merged: dict[tuple[str, int, str, str, str], list[str]] = {}
+    """Everything that looked like the thing asked for and is not it, by the reason; where people look first comes
+    first."""
+    groups: dict[tuple[str, str], dict[tuple[str, int, str], list[str]]] = {}
     for verdict in audit.verdicts:
         for d in verdict.dismissed:
-            merged.setdefault((d.file, d.line, d.symbol, d.looked_like, d.why), []).append(verdict.id)
-    if not merged:
+            places = groups.setdefault((d.looked_like, d.why), {})
+            places.setdefault((d.file, d.line, d.symbol), []).append(verdict.id)
+    if not groups:
         return ""
-    rows = [
-        (place(audit, file, line), code(symbol), prose(looked_like), prose(why), ", ".join(prose(id) for id in ids))
-        for (file, line, symbol, looked_like, why), ids in sorted(merged.items())
-    ]
-    body = table(("Where", "What", "Looked like", "Why it is not", "Weighed for"), rows)
-    if len(rows) > _ROWS:
-        body = fold(f"{count(len(rows), 'look-alike')}, each with the reason", body)
-    return f'<a id="dismissed"></a>\n\n## Seen and dismissed\n\n{body}'
+    blocks = []
+    for (looked_like, why), places in sorted(groups.items(), key=lambda group: min(map(_nearness, group[1]))):
+        ids = sorted({id for found in places.values() for id in found})
+        head = f"Looked like **{prose(looked_like)}** (weighed for {', '.join(prose(id) for id in ids)}): {sentence(audit, why)}."
+        lines = [
+            f"- {place(audit, file, line)} {code(symbol)}"
+            for file, line, symbol in sorted(places, key=lambda place: (_nearness(place), place))
+        ]
+        body = "\n".join(lines[:_NAMED])
+        if len(lines) > _NAMED:
+            body += "\n\n" + fold(f"{len(lines) - _NAMED} more", "\n".join(lines[_NAMED:]))
+        blocks.append(f"{head}\n\n{body}")
+    return '<a id="dismissed"></a>\n\n## Seen and dismissed\n\n' + "\n\n".join(blocks)
+
+
+def _nearness(place: tuple[str, int, str]) -> int:
+    """How close to acceptance a file is by its folder: 0 is next to it."""
+    near = ("vllm/v1/sample/", "vllm/v1/spec_decode/", "vllm/v1/worker/", "vllm/v1/")
+    return next((rank for rank, folder in enumerate(near) if place[0].startswith(folder)), len(near))
 
 
 def scope(audit: Audit) -> str:
