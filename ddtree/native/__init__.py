@@ -1,4 +1,4 @@
-"""DDTree inside an unmodified vLLM: a plugin (entry point group ``vllm.general_plugins``), nothing edited in site-packages.
+"""DDTree inside an unmodified vLLM: a plugin (entry point group ``vllm.general_plugins``), no file of vLLM edited.
 
     vllm serve TARGET --speculative-config '{"method": "ddtree", "model": DRAFTER, "num_speculative_tokens": 64}'
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Entry point; vLLM calls it in every process, possibly more than once. Does nothing until somebody asks for ddtree."""
+    """Entry point; vLLM calls it in every process, possibly more than once. Silent until somebody asks for ddtree."""
     from ddtree.native.config import install
 
     install()

@@ -80,7 +80,8 @@ def fit_of_installed() -> Fit:
 
 def installed_version(site: Path) -> str:
     """Version from the dist-info beside the package; "unknown" without one."""
-    found = [d.version for d in metadata.distributions(path=[str(site)]) if (d.metadata["Name"] or "").lower() == "vllm"]
+    installed = metadata.distributions(path=[str(site)])
+    found = [d.version for d in installed if (d.metadata["Name"] or "").lower() == "vllm"]
     return found[0] if found else "unknown"
 
 

@@ -3,7 +3,7 @@
 The context part is an ordinary non-causal paged call (every row sees all of it): full speed in whatever kernel the
 host has. It returns an output and a log-sum-exp. This kernel adds the at most N+1 rows of the tree, where
 row i sees row j iff bit j of its ancestor words is set, and merges the two softmaxes exactly:
-out = (out_c exp(lse_c) + out_t exp(lse_t)) / (exp(lse_c) + exp(lse_t))  (FlashAttention's split; arXiv 2501.01005, 2.2).
+out = (out_c exp(lse_c) + out_t exp(lse_t)) / (exp(lse_c) + exp(lse_t))  (arXiv 2501.01005, section 2.2).
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from ddtree.native import attend as A
 from ddtree.native import step_kernels as K
 from ddtree.tree import build_tree
 
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else ()
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -151,7 +153,7 @@ def test_attend(budget, drafts, prefill, dtype):
     ours, twin = out.clone().to(DEVICE), out.clone()
     A.attend(*[on(DEVICE, a) for a in args], ours, head**-0.5, budget + 1)
     A.attend_twin(*args, twin, head**-0.5, budget + 1)
-    tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-3
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-3  # a GPU multiplies float32 as tf32
     torch.testing.assert_close(ours.cpu().float(), twin.float(), atol=tolerance, rtol=tolerance)
 
 

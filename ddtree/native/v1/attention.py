@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ from ddtree.native.state import TreeState
 _STATE: list[TreeState] = []
 # "split": FlashAttention over the context, then the tree kernel; "fused": one Triton kernel for both.
 KIND = os.environ.get("DDTREE_ATTENTION", "split")
+
+
+@cache
+def kv_axis() -> int:
+    """Which axis of a layer's KV cache tells K from V: 0 up to vLLM 0.22, 1 from 0.23 on."""
+    return FlashAttentionBackend.get_kv_cache_shape(5, 16, 3, 64).index(2)
 
 
 def use(trees: TreeState) -> None:
@@ -108,7 +115,7 @@ class DDTreeImpl(FlashAttentionImpl):
             raise NotImplementedError("fused output quantization with ddtree")
         n = attn_metadata.num_actual_tokens
         query, out = query[:n], output[:n]
-        key_cache, value_cache = kv_cache.unbind(1)
+        key_cache, value_cache = kv_cache.unbind(kv_axis())
         if KIND == "fused" and attn_metadata.full_seq_lens is None:
             paged_attention(
                 query,

@@ -43,6 +43,8 @@ class DDTreeProposer(DFlashProposer):
         kwargs["target_positions"] = self.trees.step.linear[:total]
         if self.rows is not None:
             kwargs["target_hidden_states"] = hidden.index_select(0, self.rows[:total])
+        if "num_speculative_tokens" in kwargs:  # from 0.24 on the runner says how many, and means the budget
+            kwargs["num_speculative_tokens"] = self.options.horizon
         super().propose(*args, **kwargs)
         logits, self._logits = self._logits, None
         assert logits is not None

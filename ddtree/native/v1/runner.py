@@ -110,6 +110,7 @@ class DDTreeModelRunner(GPUModelRunner):
                 if not isinstance(getattr(layer, "impl", None), attention.DDTreeImpl):
                     continue
                 cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
+                cache = cache.transpose(0, 1) if cache.ndim == 5 and attention.kv_axis() == 0 else cache
                 if cache.ndim != 5 or cache.shape[1] != 2 or cache.element_size() != 2 or cache.stride(4) != 1:
                     shape = tuple(cache.shape)
                     raise RuntimeError(f"ddtree: layer {name} has a KV cache of shape {shape}, {cache.dtype}")
