@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddtree.attention import tree_mask
+from ddtree.layers import apply_rope, rms_norm
 
 # attend(q [R, n, heads, head_dim], keys [R, rows, kv_heads, head_dim], values, window) -> [R, n, heads, head_dim].
 # The n new tokens' keys and values are in the cache already; whoever builds it fixes who sees what.
@@ -40,6 +41,39 @@ def move_rows(cache: Tensor, source: Tensor, destination: Tensor) -> None:
     """
     request = torch.arange(source.shape[0], device=source.device)[:, None]
     cache[:, :, request, destination] = cache[:, :, request, source]
+
+
+def rotate_and_write(
+    qgkv: Tensor,
+    heads: int,
+    gated: bool,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys; write keys and values to a layer's cache.
+
+    Args:
+        qgkv: [R, n, (heads * (1 or 2) + 2 kv_heads) * hd]: queries, gates if gated (left alone), keys, values.
+        heads: may be 0, for a context that has no queries.
+        q_weight, k_weight: [hd] of the norms over a head, or None for no norm.
+        cos, sin: float32 [R, n, 1, rot]. rows: int64 [R, n]. keys, values: [R, rows, kv_heads, hd].
+    Returns:
+        queries [R, n, heads, hd].
+    """
+    kv, hd = keys.shape[2:]
+    widths = [heads * hd, heads * hd * gated, kv * hd, kv * hd]
+    q, _, k, v = (t.reshape(*t.shape[:-1], t.shape[-1] // hd, hd) for t in torch.split(qgkv, widths, -1))
+    write_rows(keys, rows, apply_rope(k if k_weight is None else rms_norm(k, k_weight, eps), cos, sin))
+    write_rows(values, rows, v)
+    if not heads:
+        return q
+    return apply_rope(q if q_weight is None else rms_norm(q, q_weight, eps), cos, sin)
 
 
 def plain_attend(lengths: Tensor, words: Tensor, rows: int, depth: Tensor | None = None) -> Attend:

@@ -21,15 +21,37 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension, computed in float32, in x's dtype."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta (x where there is none), and its rms_norm."""
+    total = x if delta is None else x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of gate and up side by side: [..., 2 I] -> [..., I]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm per head, times silu(z): x [R, n, heads, dim], z [R, n, heads * dim] -> [R, n, heads * dim]."""
+    return (rms_norm(x, weight, eps).float().flatten(-2) * F.silu(z.float())).to(z.dtype)
+
+
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in float32."""
+    """rms_norm with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class MLP(nn.Module):

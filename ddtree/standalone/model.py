@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddtree import gdn
-from ddtree.kvcache import Attend, write_rows
-from ddtree.layers import Linear, RMSNorm, apply_rope, rope_from_config
+from ddtree.kvcache import Attend
+from ddtree.layers import Linear, RMSNorm, rope_from_config
 from ddtree.standalone.config import FULL, LINEAR, SLIDING, DeltaNet, Experts, TargetConfig
 from ddtree.standalone.ops import Ops
 
@@ -49,24 +49,26 @@ class Attention(nn.Module):
 
     def __init__(self, c: TargetConfig, window: int) -> None:
         super().__init__()
-        self.window, self.hd = window, c.head_dim
+        self.window, self.heads, self.gated, self.eps = window, c.heads, c.gated_attention, c.eps
         queries = c.heads * c.head_dim
-        self.split = [queries, queries if c.gated_attention else 0, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
-        self.qgkv = Linear(c.hidden_size, sum(self.split), c.attention_bias)
+        width = queries * (2 if c.gated_attention else 1) + 2 * c.kv_heads * c.head_dim
+        self.qgkv = Linear(c.hidden_size, width, c.attention_bias)
         self.o = Linear(queries, c.hidden_size, c.attention_bias)
         self.q_norm = RMSNorm(c.head_dim, c.eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.eps) if c.qk_norm else None
 
     def forward(self, x: Tensor, step: Step, state: LayerState, ops: Ops) -> Tensor:
         assert state.kv is not None
-        q, gate, k, v = self.qgkv(x).split(self.split, -1)
-        q, k, v = (t.unflatten(-1, (-1, self.hd)) for t in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        write_rows(state.kv[0], step.rows, apply_rope(k, step.cos, step.sin))
-        write_rows(state.kv[1], step.rows, v)
-        out = step.attend(apply_rope(q, step.cos, step.sin), state.kv[0], state.kv[1], self.window).flatten(-2)
-        return self.o(out * gate.sigmoid() if gate.shape[-1] else out)  # type: ignore[no-any-return]
+        keys, values = state.kv[0], state.kv[1]
+        y = self.qgkv(x)
+        norms = (None, None) if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight)
+        q = ops.rotate_and_write(
+            y, self.heads, self.gated, *norms, self.eps, step.cos, step.sin, step.rows, keys, values
+        )
+        out = step.attend(q, keys, values, self.window).flatten(-2)
+        if self.gated:
+            out = out * y[..., out.shape[-1] : 2 * out.shape[-1]].sigmoid()
+        return self.o(out)  # type: ignore[no-any-return]
 
 
 class GatedDeltaNet(nn.Module):
@@ -92,9 +94,7 @@ class GatedDeltaNet(nn.Module):
             out = self.prefill(layer, mixed, a, b, step, state)
         else:
             out, state.stash = ops.gdn_verify(layer, mixed, a, b, state.conv, state.delta, step.words, step.windows)
-        z = z.unflatten(-1, (-1, d.value_dim))
-        gated = self.norm(out).float() * F.silu(z.float())
-        return self.o(gated.to(x.dtype).flatten(-2))  # type: ignore[no-any-return]
+        return self.o(ops.gated_norm(out, z, self.norm.weight, self.norm.eps))  # type: ignore[no-any-return]
 
     def prefill(self, layer: gdn.Layer, mixed: Tensor, a: Tensor, b: Tensor, step: Step, state: LayerState) -> Tensor:
         """A prompt: chains of PREFILL_CHUNK tokens, each committed before the next. step holds one chunk's words."""
@@ -118,9 +118,8 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.gate_up, self.down = Linear(hidden, 2 * inner, bias), Linear(inner, hidden, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
+        return self.down(ops.swiglu(self.gate_up(x)))  # type: ignore[no-any-return]
 
 
 class SparseMLP(nn.Module):
@@ -134,12 +133,12 @@ class SparseMLP(nn.Module):
         self.down = nn.Parameter(torch.empty(e.count, c.hidden_size, e.inner))
         self.shared, self.shared_gate = SwiGLU(c.hidden_size, e.shared_inner), Linear(c.hidden_size, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
         flat = x.flatten(0, 1)
         weight, expert = self.router(flat).float().softmax(-1).topk(self.e.per_token, dim=-1)
         if self.e.normalise:
             weight = weight / weight.sum(-1, keepdim=True)
-        out = self.shared_gate(flat).sigmoid() * self.shared(flat)
+        out = self.shared_gate(flat).sigmoid() * self.shared(flat, ops)
         for i in set(expert.flatten().tolist()):
             token, place = (expert == i).nonzero(as_tuple=True)
             gate, up = F.linear(flat[token], self.gate_up[i]).chunk(2, -1)
@@ -169,9 +168,13 @@ class Block(nn.Module):
         else:
             self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, c.mlp_bias)
 
-    def forward(self, x: Tensor, step: Step, state: LayerState, ops: Ops) -> Tensor:
-        x = x + self.mixer(self.input_norm(x), step, state, ops)
-        return x + self.mlp(self.post_norm(x))  # type: ignore[no-any-return]
+    def forward(
+        self, x: Tensor, delta: Tensor | None, step: Step, state: LayerState, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream is x + delta, so that each sum can be taken together with the norm that follows."""
+        x, h = ops.add_norm(x, delta, self.input_norm.weight, self.input_norm.eps)
+        x, h = ops.add_norm(x, self.mixer(h, step, state, ops), self.post_norm.weight, self.post_norm.eps)
+        return x, self.mlp(h, ops)
 
 
 class Target(nn.Module):
@@ -207,15 +210,17 @@ class Target(nn.Module):
         Returns:
             hidden [R, n, H] after the final norm, and the tapped outputs side by side [R, n, len(taps) * H].
         """
-        x = F.embedding(tokens, self.embed)
+        x, delta = F.embedding(tokens, self.embed), None
         kept: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
             device = self.placement[i]
-            x = block(x.to(device), steps[device], state[i], ops)
+            x, delta = block(x.to(device), None if delta is None else delta.to(device), steps[device], state[i], ops)
             if i in taps:
+                x, delta = x + delta, None
                 kept[i] = x.to(self.home)
         tapped = torch.cat([kept[i] for i in taps], -1) if taps else x[..., :0]
-        return self.norm(x.to(self.home)), tapped
+        delta = None if delta is None else delta.to(self.home)
+        return ops.add_norm(x.to(self.home), delta, self.norm.weight, self.norm.eps)[1], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] after the final norm -> [..., V]."""

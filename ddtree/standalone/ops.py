@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ddtree import gdn
 from ddtree.drafter import DrafterConfig
-from ddtree.kvcache import Attend, move_rows, plain_attend
+from ddtree.kvcache import Attend, move_rows, plain_attend, rotate_and_write
+from ddtree.layers import add_norm, gated_norm, swiglu
 from ddtree.standalone.config import TargetConfig
 from ddtree.tree import Tree, build_tree
 from ddtree.walk import Path, walk
@@ -28,17 +29,45 @@ class Ops:
     move_rows: Callable[[Tensor, Tensor, Tensor], None]
     gdn_verify: Callable[..., tuple[Tensor, gdn.Stash]]
     gdn_commit: Callable[..., None]
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+    swiglu: Callable[[Tensor], Tensor]
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    rotate_and_write: Callable[..., Tensor]
 
 
-PLAIN = Ops("torch", build_tree, walk, plain_attend, move_rows, gdn.verify, gdn.commit)
+PLAIN = Ops(
+    name="torch",
+    build_tree=build_tree,
+    walk=walk,
+    attend=plain_attend,
+    move_rows=move_rows,
+    gdn_verify=gdn.verify,
+    gdn_commit=gdn.commit,
+    add_norm=add_norm,
+    swiglu=swiglu,
+    gated_norm=gated_norm,
+    rotate_and_write=rotate_and_write,
+)
 
 
 def kernel_ops() -> Ops:
     """The Triton kernels."""
-    from ddtree.kernels import attention, rows, tree
-    from ddtree.kernels import gdn as fast
+    from ddtree.kernels import attention, fused, rows, tree
+    from ddtree.kernels import gdn as delta
 
-    return Ops("triton", tree.build_tree, tree.walk, attention.attend, rows.move_rows, fast.verify, fast.commit)
+    return Ops(
+        name="triton",
+        build_tree=tree.build_tree,
+        walk=tree.walk,
+        attend=attention.attend,
+        move_rows=rows.move_rows,
+        gdn_verify=delta.verify,
+        gdn_commit=delta.commit,
+        add_norm=fused.add_norm,
+        swiglu=fused.swiglu,
+        gated_norm=fused.gated_norm,
+        rotate_and_write=fused.rotate_and_write,
+    )
 
 
 def why_no_kernels(device: torch.device, config: TargetConfig, drafter: DrafterConfig | None) -> str:
