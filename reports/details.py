@@ -211,7 +211,8 @@ def dismissed(audit: Audit) -> str:
     blocks = []
     for (looked_like, why), places in sorted(groups.items(), key=lambda group: min(map(_nearness, group[1]))):
         ids = sorted({id for found in places.values() for id in found})
-        head = f"Looked like **{prose(looked_like)}** (weighed for {', '.join(prose(id) for id in ids)}): {sentence(audit, why)}."
+        weighed = ", ".join(prose(id) for id in ids)
+        head = f"Looked like **{prose(looked_like)}** (weighed for {weighed}): {sentence(audit, why)}."
         lines = [
             f"- {place(audit, file, line)} {code(symbol)}"
             for file, line, symbol in sorted(places, key=lambda place: (_nearness(place), place))
