@@ -382,7 +382,7 @@ class Flow:
     def _assigned(self, loop: ast.AST) -> list[str]:
         names: dict[str, None] = {}
         called: list[str] = []
-        for node in self.module.walk(loop) if id(node_span := loop) in self.module.span else ast.walk(node_span):
+        for node in self.module.walk(loop) if id(loop) in self.module.span else ast.walk(loop):
             kind = type(node)
             if kind is ast.Name and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
                 names[node.id] = None  # type: ignore[attr-defined]
@@ -514,18 +514,22 @@ class Flow:
     # ---- expressions
 
     def expr(self, node: ast.expr | None, env: Env) -> Value:
-        match node:
-            case None | ast.Constant() | ast.JoinedStr():
+        kind = type(node)
+        if node is None or kind is ast.Constant or kind is ast.JoinedStr:
+            return NONE
+        if kind is ast.Name:
+            name = node.id  # type: ignore[attr-defined]
+            found = env.get(name)
+            if found is not None:
+                return found
+            if name in self.module.top or name in ("True", "False", "None") or name in _MODULES:
                 return NONE
-            case ast.Name():
-                found = env.get(node.id)
-                if found is not None:
-                    return found
-                if node.id in self.module.top or node.id in ("True", "False", "None") or node.id in _MODULES:
-                    return NONE
-                return frozenset({self.root(node.id, "const" if self._is_constant(node.id) else "root")})
-            case ast.Attribute():
-                return self._attribute(node, env)
+            return frozenset({self.root(name, "const" if self._is_constant(name) else "root")})
+        if kind is ast.Attribute:
+            return self._attribute(node, env)  # type: ignore[arg-type]
+        if kind is ast.Call:
+            return self._call(node, env)  # type: ignore[arg-type]
+        match node:
             case ast.Subscript():
                 base = self.expr(node.value, env)
                 index = self._index(node.slice, env)
@@ -533,8 +537,6 @@ class Flow:
                     return base
                 table = self.table(base, _root_name(node.value))
                 return frozenset({self.add("read", table, node.lineno, (base, D), (index, I))})
-            case ast.Call():
-                return self._call(node, env)
             case ast.BinOp():
                 left, right = self.expr(node.left, env), self.expr(node.right, env)
                 op = _OPS.get(type(node.op), "?")
@@ -784,7 +786,7 @@ class Flow:
         for recursive, params in self._self_calls:
             if recursive.node is function.node:
                 return self._recurse(node, function, params, bound, env)
-        if len(self._stack) > 4 or function in self._stack or function.last - function.first > 500:
+        if len(self._stack) > 3 or function in self._stack or function.last - function.first > 300:
             return None
         args = [self.expr(a, env) for a in node.args]
         inner: Env = dict(outer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -32,7 +33,7 @@ class Module:
     by_method: dict[str, list[Function]]
     bases: dict[str, tuple[str, ...]]
     imports: dict[str, str]  # local name -> dotted origin
-    span: dict[int, tuple[int, int]]  # id(node) -> its slice of the tour
+    span: dict[int, tuple[int, int]]  # id(statement) -> its slice of the tour
     tables: frozenset[str] = frozenset()  # module names bound to a container or to the result of a call
     constants: frozenset[str] = frozenset()  # the other names that the module itself binds
 
@@ -90,7 +91,9 @@ def parse(source: bytes) -> ast.Module:
 _CONTAINERS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Call, ast.ListComp, ast.DictComp)
 
 
+@lru_cache(maxsize=1)
 def read_module(source: bytes) -> Module:
+    """The file as a Module; the last one is remembered, since several extractors ask for the same file one after the other."""
     tree = parse(source)
     module = Module(tree, [], [], {}, {}, {}, {}, {}, {})
     _tour(module, tree, "", "", None)
@@ -105,7 +108,17 @@ def read_module(source: bytes) -> Module:
     return module
 
 
-_SKIP = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+_LEAVES = frozenset({ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Continue})
+#: Fields that hold no expression or statement, or only say how a name is used.
+_NO_NODES = frozenset({"ctx", "op", "ops", "kind", "type_comment", "id", "attr", "name", "asname", "level", "module", "arg", "lineno",
+                       "conversion", "simple", "is_async", "type_params", "returns", "annotation", "type_ignores", "rest", "tag", "str"})  # fmt: skip
+_fields: dict[type, tuple[str, ...]] = {}
+
+
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _fields:
+        _fields[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
+    return _fields[kind]
 
 
 def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function | None) -> None:
@@ -114,46 +127,55 @@ def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function 
     tour.append(node)
     kind = type(node)
     function: Function | None = None
-    if kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
-        assert isinstance(node, FunctionNode)
-        name = f"{qual}.{node.name}" if qual else node.name
-        a = node.args
-        params = tuple(p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs])
-        function = Function(node, node.name, name, owner, first, first, params)
-        module.functions.append(function)
-        if owner:
-            module.methods.setdefault(owner, {}).setdefault(node.name, function)
-            module.by_method.setdefault(node.name, []).append(function)
-        elif outer is not None:
-            outer.nested[node.name] = function
-        else:
-            module.top.setdefault(node.name, function)
-        qual, owner, outer = name, "", function
-    elif kind is ast.ClassDef:
-        assert isinstance(node, ast.ClassDef)
-        qual = owner = node.name  # methods are "Class.method" wherever the class stands
-        module.bases[node.name] = tuple(filter(None, (dotted(b) for b in node.bases)))
-    elif kind is ast.Import:
-        assert isinstance(node, ast.Import)
-        for alias in node.names:
-            module.imports[alias.asname or alias.name.split(".")[0]] = (alias.name if alias.asname else alias.name.split(".")[0]) + ":"
-    elif kind is ast.ImportFrom:
-        assert isinstance(node, ast.ImportFrom)
-        for alias in node.names:
-            module.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}:{alias.name}"
-    elif kind is ast.Assign:
-        assert isinstance(node, ast.Assign)
-        loaded = imported_module(node.value)
-        if loaded and isinstance(node.targets[0], ast.Name):
-            module.imports[node.targets[0].id] = f"{loaded}:"
-    for name in node._fields:
-        value = getattr(node, name, None)
+    if kind in _DEFINES:
+        if kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
+            assert isinstance(node, FunctionNode)
+            name = f"{qual}.{node.name}" if qual else node.name
+            a = node.args
+            params = tuple(p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs])
+            function = Function(node, node.name, name, owner, first, first, params)
+            module.functions.append(function)
+            if owner:
+                module.methods.setdefault(owner, {}).setdefault(node.name, function)
+                module.by_method.setdefault(node.name, []).append(function)
+            elif outer is not None:
+                outer.nested[node.name] = function
+            else:
+                module.top.setdefault(node.name, function)
+            qual, owner, outer = name, "", function
+        elif kind is ast.ClassDef:
+            assert isinstance(node, ast.ClassDef)
+            qual = owner = node.name  # methods are "Class.method" wherever the class stands
+            module.bases[node.name] = tuple(filter(None, (dotted(b) for b in node.bases)))
+        elif kind is ast.Import:
+            assert isinstance(node, ast.Import)
+            for alias in node.names:
+                module.imports[alias.asname or alias.name.split(".")[0]] = (alias.name if alias.asname else alias.name.split(".")[0]) + ":"
+        elif kind is ast.ImportFrom:
+            assert isinstance(node, ast.ImportFrom)
+            for alias in node.names:
+                module.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}:{alias.name}"
+        elif kind is ast.Assign:
+            assert isinstance(node, ast.Assign)
+            loaded = imported_module(node.value)
+            if loaded and isinstance(node.targets[0], ast.Name):
+                module.imports[node.targets[0].id] = f"{loaded}:"
+    for field_name in _fields_of(kind):
+        value = getattr(node, field_name, None)
         if type(value) is list:
             for item in value:
-                if isinstance(item, ast.AST) and not isinstance(item, _SKIP):
+                if type(item) in _LEAVES:
+                    tour.append(item)
+                elif isinstance(item, ast.AST):
                     _tour(module, item, qual, owner, outer)
-        elif isinstance(value, ast.AST) and not isinstance(value, _SKIP):
+        elif type(value) in _LEAVES:
+            tour.append(value)  # type: ignore[arg-type]
+        elif isinstance(value, ast.AST):
             _tour(module, value, qual, owner, outer)
     if function is not None:
         function.last = len(tour)
-    module.span[id(node)] = (first, len(tour))
+    if isinstance(node, ast.stmt):
+        module.span[id(node)] = (first, len(tour))
+
+
+_DEFINES = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign})

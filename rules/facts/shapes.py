@@ -96,7 +96,7 @@ def _place(module: Module, position: int) -> tuple[str, list[str]]:
     for node in module.tour[start:position]:
         if type(node) is ast.If:
             for body, sign in ((node.body, ""), (node.orelse, "!")):  # type: ignore[attr-defined]
-                if body and module.span[id(body[0])][0] <= position < module.span[id(body[-1])][1]:
+                if body and module.span.get(id(body[0]), (position + 1,))[0] <= position < module.span.get(id(body[-1]), (0, position + 1))[1]:
                     conditions.append(sign + ast.unparse(node.test))  # type: ignore[attr-defined]
     return (function.qual if function else ""), conditions
 
