@@ -123,10 +123,10 @@ def _open(spec: Spec, options: Options, console: Console, transport: Transport, 
         raise host("no-vllm", f"there is no vLLM in that environment on {transport.name}", why, hint)
     target = Target(spec.text, spec.kind, "" if local else transport.name, python, inventory.site_packages)
     if local:
+        schemas = local_schemas(inventory, options.cache)
+        probes = _probes(transport, python, options, console)
         folder = Path(inventory.site_packages)
-        return Opened(
-            target, inventory, local_reader(inventory), local_schemas(inventory, options.cache), folder=folder
-        )
+        return Opened(target, inventory, local_reader(inventory), schemas, folder=folder, probes=probes)
     read, lost = _sources(inventory, options, console, transport, python)
 
     def ask_schemas(wanted: list[Found]) -> Any:
@@ -199,7 +199,7 @@ def _sources(inventory: Inventory, options: Options, console: Console, transport
             )
         console.phase(f"Fetching {len(missing):,} files ({size / 1e6:.1f} MB) from {transport.name}")
         lost = fetch(transport, python, missing, store, console.progress)
-    console.detail(f"{len(missing):,} of {len(inventory.sources):,} files were fetched")
+    console.detail(f"{len(missing):,} of {len({f.sha256 for f in inventory.sources}):,} different files were fetched")
 
     def read(sha256: str) -> bytes:
         if wheel is not None and wheel.has(sha256):

@@ -7,14 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from audit_cli import __version__
 from audit_cli.console import Console
 from audit_cli.errors import DONE, FOUND, HOST, INCOMPLETE, INTERRUPTED, USAGE, DdauditError
+
+# typer carries a click of its own in new versions, and names only some of its errors.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="ddaudit",
@@ -70,6 +72,8 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(verbose=2 if "-vv" in arguments else 0)
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="ddaudit", standalone_mode=False)
+        if code == INTERRUPTED:  # typer turns ^C into this exit code by itself
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
     except DdauditError as error:
         if console.verbose == 2:
@@ -77,10 +81,13 @@ def run(arguments: Sequence[str]) -> int:
 
             traceback.print_exc()
         return _fail(console, error, as_json)
-    except click.ClickException as error:
-        name = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ddaudit"
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            print(error.format_message())
+            return USAGE
+        name = error.ctx.command_path if error.ctx else "ddaudit"
         return _fail(console, DdauditError("usage", error.format_message(), "", f"{name} --help", USAGE), as_json)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

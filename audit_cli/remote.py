@@ -131,6 +131,13 @@ def failed(result: Result, transport: Transport, python: str) -> DdauditError:
             said,
             "name the folder that holds bin/python with --venv",
         )
+    if b"Unknown option: -I" in result.err:
+        return host(
+            "old-python",
+            f"{python} is Python 2",
+            "the inventory needs 3.8 or newer",
+            "name the venv that runs vLLM with --venv",
+        )
     if result.code == LOST:
         return host(
             "lost",

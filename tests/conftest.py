@@ -66,11 +66,12 @@ def wheel_tree(wheel_file: Callable[[str], Path]) -> Callable[[str], Path]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a state folder of the test's own; published wheels come from the shared cache."""
+    """A cache and a state folder of the test's own; published wheels and facts come from the shared cache."""
     folder = tmp_path / "home"
     (folder / "cache").mkdir(parents=True)
-    (SHARED / "wheels").mkdir(parents=True, exist_ok=True)
-    (folder / "cache" / "wheels").symlink_to(SHARED / "wheels")
+    for name in ("wheels", "facts"):  # facts are keyed by hashes of file and rules: sharing them changes no answer
+        (SHARED / name).mkdir(parents=True, exist_ok=True)
+        (folder / "cache" / name).symlink_to(SHARED / name)
     monkeypatch.setenv("DDAUDIT_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setenv("DDAUDIT_STATE_DIR", str(folder / "state"))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
