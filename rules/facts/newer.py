@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+_DEPTH = 200  # brackets in brackets: Python's own limit, in every version. Far beyond it libcst's parser ends the process.
+
 
 def rewritten(source: bytes) -> str | None:
     """The file without type parameters, ``type X = ...``, ``except*`` and f-strings (each keeps its lines), or None when libcst can't
     read it either. What a function computes with tokens and indices stays as it is."""
+    if _depth(source) > _DEPTH:
+        return None
     try:
         import libcst as cst
     except ImportError:
@@ -37,3 +41,14 @@ def rewritten(source: bytes) -> str | None:
         return cst.parse_module(source).visit(Older()).code
     except Exception:  # a parser error, or a tree too deep for the visitor: the caller reports the first parser's message
         return None
+
+
+def _depth(source: bytes) -> int:
+    deepest = depth = 0
+    for byte in source:
+        if byte in b"([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b")]}":
+            depth -= 1
+    return deepest
