@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_DEPTH = 200  # brackets in brackets: Python's own limit, in every version. Far beyond it libcst's parser ends the process.
+# Brackets in brackets: Python's own limit, in every version. Far beyond it libcst's parser ends the process.
+_DEPTH = 200
 
 
 def rewritten(source: bytes) -> str | None:
