@@ -69,6 +69,8 @@ def accepts(ctx: Context, kind: Literal["walk", "chain"]) -> list[Accept]:
     for file, facts in ctx.facts("shapes"):
         for fact in facts:
             key = (file.path, str(fact.get("f", "")))
+            if fact["k"] == "open" and kind == "walk" and key not in seen and (key in reach.step or not file.stock or file.origin != "vllm"):
+                fact = next(iter(_across_files(ctx, file, key[1])), fact)
             if fact["k"] != kind or key in seen:
                 continue
             seen.add(key)
@@ -77,6 +79,15 @@ def accepts(ctx: Context, kind: Literal["walk", "chain"]) -> list[Accept]:
             found.append(Accept(file, fact, state, how))
     order = {"in": 0, "off": 1, "out": 2}
     return sorted(found, key=lambda a: (order[a.state], a.weak))
+
+
+def _across_files(ctx: Context, file: SourceFile, qual: str) -> list[Fact]:
+    from rules.deep import across_files
+
+    reach = slice_of(ctx)
+    if (file.path, qual) not in reach.across:
+        reach.across[file.path, qual] = across_files(cast("ScanContext", ctx), reach.resolver, file, qual) if reach.resolver else []
+    return reach.across[file.path, qual]
 
 
 def _outer(reach: Slice, key: tuple[str, str], kind: str) -> Reached | None:

@@ -45,6 +45,8 @@ class Slice:
     executed: dict[Key, list[int]] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)  # files in the way that could not be read or parsed
     not_examined: tuple[str, ...] = ()
+    resolver: Resolver | None = None
+    across: dict[Key, list[Any]] = field(default_factory=dict)  # walks that show only with another file's functions
     replaced: list[tuple[Key, str]] = field(default_factory=list)  # what plugins put in place: (function, what it replaces)
 
 
@@ -76,7 +78,9 @@ def from_drafters(ctx: ScanContext) -> dict[Key, Reached]:
     return walker.follow(starts, hops=5)
 
 
-class _Walker:
+class Resolver:
+    """Names to places: modules, re-exports, classes and what they inherit, attributes, conditions."""
+
     def __init__(self, ctx: ScanContext) -> None:
         self.ctx = ctx
         self.slice = Slice()
@@ -235,7 +239,9 @@ class _Walker:
     def _is_passed(self, path: str, qual: str, name: str) -> bool:
         return True  # a parameter's default says nothing about its callers
 
-    # ---- the walk
+
+class _Walker(Resolver):
+    """Follows calls from the roots."""
 
     def run(self) -> None:
         roots: list[str] = []
@@ -256,6 +262,7 @@ class _Walker:
         self.slice.reached = self.follow(starts)
         self.slice.step = {**self.follow(around, hops=3, narrow=True), **self.slice.reached}
         self.slice.roots = tuple(roots)
+        self.slice.resolver = self
 
     def _runner(
         self, path: str, cls: str, runner: str, starts: list[tuple[Key, Reached]], around: list[tuple[Key, Reached]], roots: list[str]

@@ -112,10 +112,36 @@ def _matches(line: str) -> bool:
 
 
 _W = WALKS["triton-child-and-sibling"]
+_FAR = """
+    from vllm.v1.sample.steps import below
+
+
+    def accept(kids, tok, tgt):
+        x, out = 0, []
+        while True:
+            x = below(x, kids, tok, tgt)
+            if x < 0:
+                return out
+            out.append(x)
+"""
+_STEPS = """
+    def fits(c, x, tok, tgt):
+        return tok[c] == tgt[x]
+
+
+    def below(x, kids, tok, tgt):
+        for c in kids[x]:
+            if fits(c, x, tok, tgt):
+                return c
+        return -1
+"""
 VALID = (
     *(Example(f"in the sampler: {name}", install(source), "yes") for name, source in WALKS.items()),
     *(Example(f"plugin {name}", plugged_in(_W, hook), "yes", entry_points=ENTRY) for name, hook in REGISTERS.items()),
     *(Example(f"in a subclass: {name}", subclassed(WALKS[name]), "yes") for name in ("dict-of-children", "paths-and-cumprod")),
+    Example("the step is another file's function", install(_FAR, vllm__v1__sample__steps=_STEPS), "yes"),
+    Example("two files away", install(_FAR.replace("sample.steps", "sample.more"), vllm__v1__sample__steps=_STEPS,
+                                      vllm__v1__sample__more="from vllm.v1.sample.steps import below\n"), "yes"),
     Example("switch that is on", switched(_W, "TREE = True", "TREE"), "yes"),
     Example("configuration decides", switched(_W, "", "metadata.method == 'tree'"), "yes"),
 )

@@ -99,7 +99,7 @@ class Flow:
         self.nodes: list[Node] = []
         self.loops: list[Loop] = []
         self.writes: list[Write] = []
-        self.unresolved: set[str] = set()  # functions of other files called inside a loop
+        self.foreign: dict[int, str] = {}  # calls, inside a loop, of functions that another file defines
         self.loop = -1
         self.under: list[Value] = []
         self._caught = 0
@@ -715,9 +715,13 @@ class Flow:
             return frozenset({self.add("affine", "arange", line)})
         if name in _FRESH:
             return frozenset({self.add("fresh", name, line)}) if not args or name not in ("list", "set", "dict", "deque") else everything
-        if self.loop >= 0 and name and module_like and name in self.module.imports:
-            self.unresolved.add(name)
-        return frozenset({self.add("call", name, line, (everything, D), left=args[0] if args else recv)})
+        number = self.add("call", name, line, (everything, D), left=args[0] if args else recv)
+        if self.loop >= 0 and module_like:
+            full = _dotted(func)
+            first = full.split(".")[0]
+            if first in self.module.imports and first not in _MODULES:
+                self.foreign[number] = full
+        return frozenset({number})
 
     def _load(self, pointer: ast.expr, value: Value, mask: Value, line: int, env: Env) -> Value:
         """A read through a pointer: the leftmost name is the table, the rest of the sum is the index."""
@@ -777,10 +781,12 @@ class Flow:
                 function, bound = module.by_method[name][0], True
         elif isinstance(func, ast.Subscript):  # a kernel launch: kernel[grid](...)
             function = module.top.get(_last(func.value)) if self.loop >= 0 else None
-        if function is None and self._resolve is not None and name in module.imports:
-            found = self._resolve(module, name)
+        if function is None and self._resolve is not None:
+            full = _dotted(func.value if isinstance(func, ast.Subscript) else func)
+            found = self._resolve(module, full) if full.split(".")[0] in module.imports else None
             if found is not None:
                 module, function = found
+                bound = False
         if function is None:
             return None
         for recursive, params in self._self_calls:

@@ -36,6 +36,7 @@ class Module:
     span: dict[int, tuple[int, int]]  # id(statement) -> its slice of the tour
     tables: frozenset[str] = frozenset()  # module names bound to a container or to the result of a call
     constants: frozenset[str] = frozenset()  # the other names that the module itself binds
+    path: str = ""  # where it is in the install, for whoever resolves imports
 
     def walk(self, node: ast.AST) -> list[ast.AST]:
         """All nodes below and including ``node``, in pre-order: a slice, not a search."""

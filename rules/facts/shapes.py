@@ -5,6 +5,7 @@
      "a": how it accepts}
     {"k": "near", "f", "l", "y": why it is no walk though it follows links}
     {"k": "state", "f", "l", "e", "v": line}  a Triton kernel that hands state on along a table
+    {"k": "open", "f", "l"}                   a loop whose carried value goes through another file's function (rules.deep looks there)
     {"k": "set", "o": object, "a": attribute, "v": names in the value, "f": function it happens in, "l": line, "u": conditions}
     {"k": "hook", "c": class, "m": method}     a method by which a model supplies a sampler of its own
 """
@@ -18,11 +19,12 @@ from typing import Any
 
 from rules.facts.flow import Flow
 from rules.facts.module import Function, Module, dotted, read_module
-from rules.facts.walks import carries_state, judge, near
+from rules.facts.walks import Walk, carries_state, judge, leads_elsewhere, near
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
 _READ_CALLS = frozenset({"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"})
 _HOOKS = frozenset({"custom_sampler"})
+_LIBRARIES = frozenset({"torch", "np", "numpy", "tl", "triton", "re", "os", "json", "math", "F", "jnp", "cutlass", "cute", "itertools"})
 _PAIRS = frozenset({"zip", "cumprod", "eq", "nonzero"})
 _VECTOR = frozenset({"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"})
 
@@ -41,25 +43,30 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
         reason = "" if walks else near(flow)
         if reason:
             facts.append({"k": "near", "f": function.qual, "l": function.node.lineno, "y": reason})
+        if flow.foreign and not any(not w.weak and w.shape != "chain" for w in walks) and leads_elsewhere(flow):
+            facts.append({"k": "open", "f": function.qual, "l": function.node.lineno})
         state = carries_state(flow) if b"tl.load" in source else None
         if state is not None:
             facts.append({"k": "state", "f": function.qual, "l": function.node.lineno, "e": function.node.end_lineno, "v": state[0]})
-        for walk in walks:
-            fact: dict[str, Any] = {
-                "k": "chain" if walk.shape == "chain" else "walk",
-                "f": function.qual,
-                "l": function.node.lineno,
-                "e": function.node.end_lineno,
-                "v": walk.verdict,
-                "t": list(walk.tables)[:6],
-                "a": list(walk.accepts),
-            }
-            if walk.shape != "chain":
-                fact["s"] = walk.shape
-            if walk.weak:
-                fact["w"] = 1
-            facts.append(fact)
+        facts += [as_fact(function, walk) for walk in walks]
     return facts
+
+
+def as_fact(function: Function, walk: Walk) -> dict[str, Any]:
+    fact: dict[str, Any] = {
+        "k": "chain" if walk.shape == "chain" else "walk",
+        "f": function.qual,
+        "l": function.node.lineno,
+        "e": function.node.end_lineno,
+        "v": walk.verdict,
+        "t": list(walk.tables)[:6],
+        "a": list(walk.accepts),
+    }
+    if walk.shape != "chain":
+        fact["s"] = walk.shape
+    if walk.weak:
+        fact["w"] = 1
+    return fact
 
 
 def _replacements(module: Module) -> list[dict[str, Any]]:
@@ -107,6 +114,7 @@ class _Has:
     repeats: bool = False
     loops: bool = False
     reads: int = 0
+    steps: bool = False  # x = f(x, ...), and f is another file's
     calls: set[str] = field(default_factory=set)
 
 
@@ -123,6 +131,8 @@ def _worth(module: Module) -> set[str]:
                 found.loops = True
             elif kind is ast.GeneratorExp or kind is ast.ListComp:
                 found.repeats = True
+            elif kind is ast.Assign or kind is ast.NamedExpr:
+                found.steps |= type(node.value) is ast.Call and _steps_elsewhere(module, node)  # type: ignore[attr-defined]
             elif kind is ast.Subscript:
                 found.reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice  # type: ignore[attr-defined]
             elif kind is ast.Call:
@@ -143,13 +153,24 @@ def _worth(module: Module) -> set[str]:
         near += [h for one in near for name in one.calls for h in by_name.get(name, ())]
         compares = own.compares + sum(h.compares for h in near)
         reads = own.reads + sum(h.reads for h in near)
-        if own.loops and reads >= 2:
+        if own.loops and (reads >= 2 or own.steps):
             worth.add(function.qual)
         elif compares and (own.loops or own.repeats) and (reads or own.calls & _PAIRS or _objects(module, function)):
             worth.add(function.qual)
         elif compares >= 2 and reads >= 4:  # a walk written out by hand
             worth.add(function.qual)
     return worth
+
+
+def _steps_elsewhere(module: Module, node: ast.Assign | ast.NamedExpr) -> bool:
+    call = node.value
+    assert isinstance(call, ast.Call)
+    first = dotted(call.func).split(".")[0]
+    if first not in module.imports or first in _LIBRARIES:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    bound = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return any(isinstance(n, ast.Name) and n.id in bound for a in [*call.args, *(k.value for k in call.keywords)] for n in ast.walk(a))
 
 
 def _objects(module: Module, function: Function) -> bool:

@@ -191,6 +191,19 @@ class Judge:
         return list(found.values())
 
 
+def leads_elsewhere(flow: Flow) -> bool:
+    """A value that one round hands to the next goes through a function of another file: whether it is a walk shows only with that file."""
+    look = Judge(flow)
+    for call in flow.foreign:
+        loop = flow.nodes[call].loop
+        made = look.below([call], _DI)
+        while loop >= 0:
+            if any(phi in made and call in look.below([phi], _DI) for phi in flow.loops[loop].phis.values()):
+                return True
+            loop = flow.loops[loop].parent
+    return False
+
+
 def near(flow: Flow) -> str:
     """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none, or compares nothing."""
     look = Judge(flow)

@@ -1,0 +1,60 @@
+"""The facts of known releases, shipped with the package, so that a stock install is answered without parsing anything.
+
+``python -m rules.pack SITE_PACKAGES...`` makes it anew: one unpacked wheel a folder. A unit's facts are used only while its source is the
+one that they were made with (rules.extraction.read_pack), so an old pack costs time, never correctness."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rules.cache import Cache
+from rules.engine import judge
+from rules.extraction import PACK, graph_unit, units_of
+from rules.loading import load_rules
+from rules.testing import tree_from_dir
+
+
+def make_pack(folders: Sequence[Path], cache: Path) -> bytes:
+    """The pack of these installs. ``cache`` keeps facts between attempts."""
+    units = {u.id: u.sha for u in [*units_of(load_rules()), graph_unit()]}
+    seen: dict[str, str] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        tree = tree_from_dir(folder)
+        judge(tree, cache=cache)
+        store = Cache(cache)
+        rows = store.rows({f.sha256 for f in tree.files})
+        store.close()
+        for file in tree.files:
+            row = rows.get(file.sha256, {})
+            short = file.sha256[:16]
+            found = {name: entry[1] for name, entry in row.items() if units.get(name) == entry[0] and entry[1]}
+            seen[short] = file.path
+            if found:
+                facts[short] = found
+    order = sorted(seen, key=lambda short: (seen[short], short))  # versions of one file side by side pack best
+    body = {"units": units, "seen": order, "facts": {short: facts[short] for short in order if short in facts}}
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+
+
+def main(folders: list[str]) -> int:
+    if not folders:
+        print("usage: python -m rules.pack SITE_PACKAGES...", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as scratch:
+        packed = make_pack([Path(f) for f in folders], Path(scratch))
+    PACK.parent.mkdir(exist_ok=True)
+    PACK.write_bytes(packed)
+    print(f"{PACK}: {len(packed):,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
