@@ -82,6 +82,7 @@ class SlotCache:
         self.lane = torch.arange(slots, device=target.device)
         self.at = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.prefill: Tensor | None = None
+        self.rows = self.limit = rows  # rows that decoding looks at
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values [b, kv, n, hd]; returns what is attended to."""
@@ -92,7 +93,7 @@ class SlotCache:
         n = key.shape[0]
         self.keys[layer][self.lane[:n], :, self.at[:n]] = key[:, :, 0]
         self.values[layer][self.lane[:n], :, self.at[:n]] = value[:, :, 0]
-        return self.keys[layer][:n], self.values[layer][:n]
+        return self.keys[layer][:n, :, : self.limit], self.values[layer][:n, :, : self.limit]
 
     def get_seq_length(self, *_args: Any) -> int:
         """Unused: positions are given."""
@@ -125,7 +126,8 @@ class SlotGenerator:
         self.count = torch.zeros(slots, dtype=torch.int64, device=device)
         self.out = torch.zeros(slots, rows + 1, dtype=torch.int64, device=device)
         self.columns = torch.arange(rows, device=device)
-        self.graph: Any = None
+        self.graphs: dict[int, Any] = {}
+        self.pool: Any = None
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         config = self.target.base.config
@@ -152,7 +154,7 @@ class SlotGenerator:
     def _step(self, sampler: Sampler) -> None:
         """One token for every slot; slots without work repeat their last position, which nobody reads."""
         live = self.left > 0
-        mask = (self.columns <= self.cache.at[:, None])[:, None, None]
+        mask = (self.columns[: self.cache.limit] <= self.cache.at[:, None])[:, None, None]
         hidden = self._forward(self.token[:, None], self.cache.at[:, None], mask)
         self.cache.at += live.long()
         self._record(self._choose(hidden[:, -1], sampler), self.cache.lane)
@@ -180,28 +182,37 @@ class SlotGenerator:
         self.left[lanes] = (self.rows - lengths).clamp(max=sampler.max_new)
         self._record(self._choose(last, sampler), lanes)
 
-    def _run_steps(self, sampler: Sampler, steps: int) -> None:
+    def _run_steps(self, sampler: Sampler, steps: int, longest: int) -> None:
+        """Decode; ``longest`` is the most tokens that a running row has so far."""
+        self.cache.limit = min(self.rows, -(-(longest + steps + 1) // 64) * 64)
         if self.target.device.type != "cuda":
             for _ in range(steps):
                 self._step(sampler)
             return
-        if self.graph is None or self.graph[0] != sampler:
-            saved = [t.clone() for t in (self.token, self.left, self.count, self.cache.at)]
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            self.left.zero_()  # warm-up and capture must not advance anything
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self._step(sampler)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step(sampler)
-            for t, s in zip((self.token, self.left, self.count, self.cache.at), saved, strict=True):
-                t.copy_(s)
-            self.graph = (sampler, graph)
+        graph = self.graphs.get(self.cache.limit)
+        if graph is None:
+            graph = self.graphs[self.cache.limit] = self._capture(sampler)
         for _ in range(steps):
-            self.graph[1].replay()
+            graph.replay()
+
+    def _capture(self, sampler: Sampler) -> Any:
+        """A decode step over the first ``cache.limit`` rows as a CUDA graph; advances nothing."""
+        state = (self.token, self.left, self.count, self.cache.at)
+        saved = [t.clone() for t in state]
+        self.left.zero_()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._step(sampler)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self._step(sampler)
+        self.pool = self.pool or graph.pool()
+        for t, s in zip(state, saved, strict=True):
+            t.copy_(s)
+        return graph
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], sampler: Sampler) -> Iterator[tuple[int, Response]]:
@@ -216,6 +227,9 @@ class SlotGenerator:
         waiting.sort(key=lambda i: len(prompts[i]), reverse=True)  # similar lengths are prefilled together
         owner: list[int | None] = [None] * self.slots
         stop = set(self.stop.tolist())
+        lengths = [len(p) for p in prompts]
+        done = [0] * self.slots
+        self.graphs.clear()
         while waiting or any(o is not None for o in owner):
             free = [s for s, o in enumerate(owner) if o is None]
             # refill in bunches: a prefill of a few rows costs as much as a step of all of them
@@ -225,9 +239,11 @@ class SlotGenerator:
                     part = new[at : at + 256]
                     self._prefill([prompts[i] for i in part], free[at : at + len(part)], sampler)
                 for slot, i in zip(free, new, strict=False):
-                    owner[slot] = i
-            self._run_steps(sampler, SYNC_EVERY)
+                    owner[slot], done[slot] = i, 1
+            longest = max(lengths[o] + done[s] for s, o in enumerate(owner) if o is not None)
+            self._run_steps(sampler, SYNC_EVERY, longest)
             left, count = self.left.tolist(), self.count.tolist()
+            done = count
             ended = [s for s, o in enumerate(owner) if o is not None and left[s] == 0]
             if ended:
                 rows = self.out[torch.tensor(ended, device=self.out.device)].tolist()

@@ -44,7 +44,11 @@ def is_looping(response: Sequence[int] | NDArray[np.int32], period: int = 48, re
     """True when the response ends in ``repeats`` copies of the same stretch of at most ``period`` tokens (24 at
     least in all): greedy small models do, and a copying drafter then looks better than it is."""
     tail = np.asarray(response)
-    for p in range(1, min(period, len(tail) // repeats) + 1):
+    most = min(period, len(tail) // repeats, len(tail) - 1)
+    if most < 1:
+        return False
+    same = np.flatnonzero(tail[-1 - most : -1] == tail[-1])  # a period repeats the last token, among others
+    for p in (most - same[::-1]).tolist():
         n = max(p * repeats, 24)
         if len(tail) >= n and bool((tail[-n + p :] == tail[-n:-p]).all()):
             return True

@@ -58,6 +58,7 @@ class Run:
     sharding: str = "ddp"  # or "fsdp"
     stop_after: int = 0  # end (and save) after this many steps of this call; for tests and time limits
     stop_at: float = 0.0  # end (and save) once time.time() passes this
+    anneal_to: float = 0.0  # shorten the run so that its last step falls at this time.time(), at the speed measured
 
 
 def data_of(tokens: TokenSet) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
@@ -86,6 +87,18 @@ def prefetch(make: Callable[[int, int], Batch], steps: range, micros: list[int])
             batches = coming.result()
             coming = pool.submit(whole, step + 1) if step + 1 < steps.stop else None
             yield step, batches
+
+
+_WARM = 100  # steps before the speed is measured, and over which it is
+
+
+def _agreed(value: int, device: torch.device) -> int:
+    """Rank 0's value."""
+    if not dist.is_initialized():
+        return value
+    t = torch.tensor(value, device=device)
+    dist.broadcast(t, 0)
+    return int(t.item())
 
 
 class _Signals:
@@ -138,13 +151,14 @@ def train(run: Run) -> dict[str, Any]:
     if plan.micro % world:
         raise DataError("ranks", f"{plan.micro} micro-batches a step do not divide over {world} ranks",
                         f"rows per step must be a multiple of {world} x {c.shape.rows}")  # fmt: skip
-    steps = c.steps or max(1, round(c.epochs * plan.steps_per_epoch()))
+    planned = c.steps or max(1, round(c.epochs * plan.steps_per_epoch()))
     drafter = run.drafter.to(device=device, dtype=torch.float32).train().requires_grad_(True)
     model = wrap(drafter, run.sharding)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=c.betas, weight_decay=c.weight_decay,
                                   fused=device.type == "cuda")  # fmt: skip
     saved = runstate.restore(run.folder, model, optimizer)
     start = int(saved["step"]) if saved else 0
+    steps = int(saved["steps"]) if saved else planned
     best = dict(saved["best"]) if saved else {"tau": 0.0, "step": -1}
     if rank == 0:
         runstate.truncate_metrics(run.folder, start)
@@ -159,13 +173,16 @@ def train(run: Run) -> dict[str, Any]:
     sums: LossSums | None = None
     last: dict[str, Any] = {}
     stop_step = min(steps, start + run.stop_after) if run.stop_after else steps
-    step, reason = start, "done"
+    warm: tuple[int, float] | None = None  # when compilation was over
+    done, reason = start, "done"
 
     def build(s: int, m: int) -> Batch:
         return make_batch(plan, run.tokens, s, m, c.block, device)
 
     with _Signals() as signals:
         for step, batches in prefetch(build, range(start, stop_step), micros):
+            if step >= stop_step:  # the run was shortened
+                break
             rate = c.learning_rate(step, steps, run.warm_start)
             weight = torch.zeros((), device=device)
             for i, batch in enumerate(batches):
@@ -180,10 +197,21 @@ def train(run: Run) -> dict[str, Any]:
                 weight += part.weight
                 sums = part if sums is None else sums + part
                 tokens_done += batch.tokens
+            if run.anneal_to and not saved and step - start in (_WARM, 2 * _WARM):
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                if warm is None:
+                    warm = (step, time.time())
+                else:
+                    each = (time.time() - warm[1]) / (step - warm[0])
+                    steps = _agreed(min(steps, step + 1 + max(1, int((run.anneal_to - time.time()) / each))), device)
+                    stop_step = min(stop_step, steps)
+                    metrics.say(f"{each * 1e3:.1f} ms a step: the run will have {steps} steps")
             _reduce(weight)
             norm = _apply(model, optimizer, weight, world, rate, c.clip)
             done = step + 1
-            asked = _any(signals.asked or bool(run.stop_at and time.time() > run.stop_at), device)
+            out_of_time = _any(bool(run.stop_at and time.time() > run.stop_at), device)
+            asked = _any(signals.asked, device) or out_of_time
             saving = c.save_every > 0 and (done % c.save_every == 0 or done == stop_step or asked)
             if (
                 done % c.log_every == 0 or done == stop_step or saving
@@ -198,7 +226,7 @@ def train(run: Run) -> dict[str, Any]:
                 metrics.log(done, {**last, "epoch": plan.locate(step)[0]})
                 sums, tokens_done, seconds, since = None, 0, 0.0, time.perf_counter()
             metrics.progress(1, **_shown(last, best))
-            evaluate_now = run.held_out is not None and (done % c.eval_every == 0 or done == steps)
+            evaluate_now = run.held_out is not None and (done % c.eval_every == 0 or done == steps or out_of_time)
             if evaluate_now:
                 before = time.perf_counter()
                 best, improved = _evaluate(run, drafter, embedding, done, best, metrics, plan)
@@ -213,8 +241,7 @@ def train(run: Run) -> dict[str, Any]:
                 reason = "stopped" if reason == "done" else reason
                 break
     metrics.close()
-    final = step + 1 if stop_step > start else start
-    summary = {"steps": steps, "step": final, "reason": reason, "best": best, "last": last}
+    summary = {"steps": steps, "step": done, "reason": reason, "best": best, "last": last}
     if rank == 0:
         write_json(run.folder / "summary.json", summary)
     return summary

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,23 +20,64 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddtree.checkpoint import load_drafter
+from ddtree.drafter import Drafter
 from ddtree.training import generate, validate
 from ddtree.training.decode import Sampler
-from ddtree.training.features import Cached, InProcess
+from ddtree.training.export import new_config
+from ddtree.training.features import Cached, InProcess, Synthetic
 from ddtree.training.files import write_json
 from ddtree.training.losses import LossConfig
-from ddtree.training.metrics import read_metrics
 from ddtree.training.packing import Plan, Shape
 from ddtree.training.pipeline import (
-    TrainJob, eval_text, load_tokenizer, make_drafter, preflight, report, run_export, stop_ids, target_shape,
+    TrainJob,
+    eval_text,
+    load_tokenizer,
+    make_drafter,
+    preflight,
+    report,
+    run_export,
+    stop_ids,
+    target_shape,
 )  # fmt: skip
-from ddtree.checkpoint import load_drafter
 from ddtree.training.prompts import load_prompts
 from ddtree.training.replay import replay
 from ddtree.training.schedule import TrainConfig
-from ddtree.training.target import load_target, target_identity
-from ddtree.training.tokens import TokenSet
+from ddtree.training.target import default_layer_ids, load_target, target_identity
+from ddtree.training.tokens import Row, TokenSet, TokenWriter
 from ddtree.training.trainer import Run, data_of, train
+
+
+def make_config(a: argparse.Namespace, layer_ids: tuple[int, ...]) -> TrainConfig:
+    """The run's settings."""
+    return TrainConfig(
+        epochs=a.passes, rows_per_step=a.micro_rows, shape=Shape(a.width, a.micro_rows, a.anchors, 256, 0.5), block=a.block,
+        layers=a.layers, layer_ids=layer_ids, mask_token_id=a.mask, loss=LossConfig("dpace", chunk=a.anchors * a.micro_rows
+        // 2 * (a.block - 1)), lr=a.lr, dtype=a.dtype, eval_every=1000, eval_rows=128, eval_budgets=(64,), save_every=4000,
+        log_every=50, patience=4, min_lr=0.02,
+    )  # fmt: skip
+
+
+def compile_only(a: argparse.Namespace) -> None:
+    """Two steps on random tokens with the shapes of the run, while another process generates."""
+    from transformers import AutoConfig
+
+    c = AutoConfig.from_pretrained(a.target)
+    ids = default_layer_ids(c.num_hidden_layers)
+    kind = getattr(torch, a.dtype)
+    with tempfile.TemporaryDirectory() as tmp:
+        writer = TokenWriter(Path(tmp), {})
+        for _ in range(40 * a.micro_rows):
+            writer.add(Row(np.random.randint(5, c.vocab_size, a.width // 3).astype(np.int32), 40, 1, {}))
+        writer.flush()
+        tokens = TokenSet(Path(tmp), verify=False)
+        config = replace(make_config(a, ids), steps=2, save_every=0)
+        weight = torch.randn(c.vocab_size, c.hidden_size, device="cuda", dtype=kind)
+        source = Synthetic(tokens, len(ids) * c.hidden_size, c.vocab_size, kind, "cuda")
+        drafter = Drafter(new_config(c, a.block, a.layers, ids, a.mask))
+        begun = time.time()
+        train(Run(a.out / "compile", config, drafter, weight, weight.clone(), tokens, source))
+        print(f"compiled in {time.time() - begun:.1f} s", flush=True)
 
 
 def main() -> None:
@@ -58,11 +100,16 @@ def main() -> None:
     p.add_argument("--dtype", default="bfloat16")
     p.add_argument("--mask", type=int, default=4)
     p.add_argument("--steps", type=int, default=0)
+    p.add_argument("--eval-every", type=int, default=1200)
+    p.add_argument("--compile-only", action="store_true", help="fill the compiler's cache with this run's shapes")
     p.add_argument("--reserve", type=float, default=25, help="seconds kept for evaluation and export")
     p.add_argument("--sampled", type=float, default=0.0, help="share of prompts also sampled at T=.7")
     p.add_argument("--baseline", type=Path, help="drafter to compare with on the same responses")
     a = p.parse_args()
     began = time.time()
+    if a.compile_only:
+        compile_only(a)
+        return
     facts: dict[str, Any] = {"arguments": {k: str(v) for k, v in vars(a).items()}}
 
     def stage(text: str) -> None:
@@ -91,7 +138,8 @@ def main() -> None:
     if extra:
         sets.append(("sampled", extra, Sampler(0.7, 1.0, 20, a.max_new, 1)))
     for name, chosen, sampler in sets:
-        backend = generate.TransformersBackend(target, stop, min(a.slots, len(chosen)), a.rows)
+        rows = max(a.rows, 768 if name == "humaneval" and a.rows > 200 else 0)
+        backend = generate.TransformersBackend(target, stop, min(a.slots, len(chosen)), rows)
         folders[name] = a.out / "tokens" / name
         got = generate.generate(chosen, backend, tokenizer, sampler, folders[name], identity, shard_rows=1 << 16)
         facts[f"generate-{name}"] = {**got, "sampler": asdict(sampler)}
@@ -101,12 +149,7 @@ def main() -> None:
 
     tokens = TokenSet(*[folders[k] for k in ("greedy", "sampled") if k in folders], verify=False)
     held_set, human = TokenSet(folders["held"]), TokenSet(folders["humaneval"])
-    config = TrainConfig(
-        epochs=a.passes, rows_per_step=a.micro_rows, shape=Shape(a.width, a.micro_rows, a.anchors, 256, 0.5), block=a.block,
-        layers=a.layers, layer_ids=target.layer_ids, mask_token_id=a.mask, loss=LossConfig("dpace", chunk=8960), lr=a.lr,
-        dtype=a.dtype, eval_every=1000, eval_rows=128, eval_budgets=(64,), save_every=4000, log_every=50, patience=4,
-        min_lr=0.02,
-    )  # fmt: skip
+    config = make_config(a, target.layer_ids)
     job = TrainJob(a.target, [folders["greedy"]], a.out / "run", config, [folders["held"]], dtype=a.dtype)
     facts["preflight"] = preflight(target, tokenizer, tokens, held_set, job, config)
     stage(f"preflight passed: {facts['preflight'].get('head_agrees')}")
@@ -131,23 +174,12 @@ def main() -> None:
     prompts_len, totals = data_of(tokens)
     plan = Plan(prompts_len, totals, config.shape, config.rows_per_step, config.seed)
     per_epoch = plan.steps_per_epoch()
-    # how long is a step? a short run of its own tells (and warms the compiler's cache)
-    trial = replace(config, steps=120, eval_every=10_000, save_every=0, log_every=40)
-    if not a.steps:
-        short = run_of(a.out / "trial", trial)
-        short.held_out = None
-        train(short)
-        rate = [m for m in read_metrics(a.out / "trial") if "tokens_per_s" in m][-1]
-        step_s = int(totals.sum()) / per_epoch / rate["tokens_per_s"]
-        left = a.seconds - (time.time() - began) - a.reserve
-        steps = int(min(a.passes * per_epoch, max(200, left / (step_s * 1.08))))
-        facts["step_ms"] = step_s * 1e3
-    else:
-        steps = a.steps
-    config = replace(config, steps=steps, eval_every=max(1, min(1500, steps // 4)))
-    stage(f"{per_epoch} steps an epoch; training {steps} steps, step {facts.get('step_ms', 0):.1f} ms")
+    steps = a.steps or int(a.passes * per_epoch)
+    config = replace(config, steps=steps, eval_every=a.eval_every)
+    stage(f"{per_epoch} steps an epoch, at most {steps} steps")
     run = run_of(a.out / "run", config)
     run.stop_at = began + a.seconds - a.reserve
+    run.anneal_to = run.stop_at - 12
     begun = time.time()
     summary = train(run)
     facts["train"] = {**summary, "seconds": time.time() - begun, "steps_per_epoch": per_epoch,
