@@ -6,6 +6,8 @@ row i sees row j iff bit j of its ancestor words is set, and merges the two soft
 out = (out_c exp(lse_c) + out_t exp(lse_t)) / (exp(lse_c) + exp(lse_t))  (arXiv 2501.01005, section 2.2).
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import torch

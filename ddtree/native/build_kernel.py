@@ -6,6 +6,8 @@ taken node brings at most two: its next sibling, in its own place, and its first
 a pop is one maximum over packed keys, and nothing is sorted. One warp: no barrier in the loop.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import torch

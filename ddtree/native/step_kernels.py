@@ -6,6 +6,8 @@ Rows of a request are the last ``drafts + 1`` of its query: the root (last sampl
 topological order. Chains are trees too: a request without a tree gets parents ``i - 1``, plain causal decoding.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from dataclasses import dataclass

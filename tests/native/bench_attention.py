@@ -67,8 +67,8 @@ def case(requests: int, context: int, rows: int) -> None:
             causal=causal, window_size=(-1, -1), num_splits=splits,
         )  # fmt: skip
 
-    common = dict(q=q, k=keys, v=values, cu_seqlens_q=start, max_seqlen_q=rows, max_seqlen_k=context + rows,
-                  softmax_scale=scale, block_table=table, fa_version=3)  # fmt: skip
+    common = {"q": q, "k": keys, "v": values, "cu_seqlens_q": start, "max_seqlen_q": rows,
+              "max_seqlen_k": context + rows, "softmax_scale": scale, "block_table": table, "fa_version": 3}  # fmt: skip
 
     def stock(splits: int) -> Callable[[], object]:
         full = cached + length
@@ -113,5 +113,5 @@ def case(requests: int, context: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    for requests, context, rows in [(1, 512, 16), (1, 512, 17), (1, 512, 65), (1, 8192, 65), (8, 512, 65), (32, 512, 17)]:
-        case(requests, context, rows)
+    for shape in ((1, 512, 16), (1, 512, 17), (1, 512, 65), (1, 8192, 65), (8, 512, 65), (32, 512, 17)):
+        case(*shape)

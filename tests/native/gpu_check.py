@@ -25,7 +25,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 NEW_TOKENS = 128
-ALONE = ("speed", "steps", "profile")  # experiments that must not share the GPU
+ALONE = ("speed", "steps", "host", "profile")  # experiments that must not share the GPU
 # Qwen3-8B's shape with random weights: step costs need no real ones. The drafter is z-lab's shape for it.
 BIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
@@ -45,7 +45,7 @@ PHASES: dict[str, tuple[str | None, int, dict[str, Any], tuple[str, ...]]] = {
     "eager": ("ddtree", 64, {"enforce_eager": True}, ("greedy", "forced", "random", "edges", "sampled")),
     "sync": ("ddtree", 16, {"enforce_eager": True, "async_scheduling": False}, ("greedy", "forced", "random", "edges")),
     "tree16": ("ddtree", 16, {}, ("greedy", "speed")),
-    "tree64": ("ddtree", 64, {}, ("greedy", "forced", "random", "edges", "speed", "profile")),
+    "tree64": ("ddtree", 64, {}, ("greedy", "forced", "random", "edges", "speed", "host")),
     "tree32": ("ddtree", 32, {}, ("greedy", "speed")),
     "big-dflash": ("dflash", 15, {"cudagraph_capture_sizes": [16, 128]}, ("steps",)),
     "big16": ("ddtree", 16, {"cudagraph_capture_sizes": [17, 136]}, ("steps",)),
@@ -106,12 +106,18 @@ class Run:
                 found[metric.name.rsplit(":", 1)[1]] = float(metric.value)
         return found
 
+    def rounds(self, before: dict[str, float]) -> float:
+        return self.counters().get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
+
+    def tau(self, before: dict[str, float]) -> float | None:
+        """Tokens a round since then, bonus included; None without speculation."""
+        rounds, key = self.rounds(before), "spec_decode_num_accepted_tokens"
+        return round(1 + (self.counters()[key] - before.get(key, 0)) / rounds, 3) if rounds else None
+
     def greedy(self) -> dict[str, Any]:
         before = self.counters()
         outputs = self.generate(self.prompts, logprobs=2)
-        after = self.counters()
-        rounds = after.get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
-        accepted = after.get("spec_decode_num_accepted_tokens", 0) - before.get("spec_decode_num_accepted_tokens", 0)
+        tau = self.tau(before)
         gaps = []
         for o in outputs:
             ranked = [sorted((v.logprob for v in step.values()), reverse=True) for step in o.outputs[0].logprobs]
@@ -119,10 +125,8 @@ class Run:
         return {
             "tokens": [list(o.outputs[0].token_ids) for o in outputs],
             "gaps": gaps,
-            "chosen": [[round(step[t].logprob, 4) for step, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids)]
-                       for o in outputs],
-            "tau": 1 + accepted / rounds if rounds else None,
-        }  # fmt: skip
+            "tau": tau,
+        }
 
     def noise(self) -> dict[str, Any]:
         """Rounding of this engine: log-probabilities of one text, decoded token by token and read in one pass."""
@@ -146,49 +150,34 @@ class Run:
                  for p, o in zip(self.prompts[:24], self.generate(self.prompts[:24]), strict=True)}  # fmt: skip
         stock = DDTreeProposer.draft
         gen = torch.Generator().manual_seed(1)
-
-        def draft(proposer: Any, logits: Any, root: Any) -> Any:
-            """Logits that make the right path a random rank at every depth."""
-            torch.cuda.synchronize()
-            roots = root.tolist()
-            for r, request in enumerate(proposer.runner.input_batch.req_ids):
-                state = proposer.runner.requests[request]
-                want = known.get(tuple(state.prompt_token_ids))
-                if want is None:
-                    continue
-                done = proposer.trees_done(request, roots[r], want)
-                if done is None:
-                    continue
-                for k in range(logits.shape[1]):
-                    if done + k < len(want):
-                        rank = int(torch.randint(0, 3, (), generator=gen))
-                        logits[r, k].fill_(-20.0)
-                        junk = torch.randint(5, 40000, (3,), generator=gen)
-                        logits[r, k, junk.to(logits.device)] = torch.tensor([3.0, 2.0, 1.0]).to(logits)
-                        logits[r, k, want[done + k]] = 3.5 - rank
-            return stock(proposer, logits, root)
-
         progress: dict[str, int] = {}
 
-        def trees_done(proposer: Any, request: str, root: int, want: Any) -> int | None:
-            """Index in the known continuation that follows the root token; None once an output has left it."""
-            start = progress.get(request, 0)
-            for at in range(start, min(start + 17, len(want))):
-                if want[at] == root and (request not in progress or True):
-                    progress[request] = at + 1
-                    return at + 1
-            return None
+        def draft(proposer: Any, logits: Any, root_tokens: Any) -> Any:
+            """Logits under which the right token has rank 0, 1 or 2 at every depth."""
+            for r, root in enumerate(root_tokens.tolist()):
+                request = proposer.runner.input_batch.req_ids[r]
+                want = known.get(tuple(proposer.runner.requests[request].prompt_token_ids), ())
+                start = progress.get(request, 0)
+                done = next((i + 1 for i in range(start, min(start + 17, len(want))) if want[i] == root), None)
+                if done is None:  # a prefill, or an output that has left the known one
+                    continue
+                progress[request] = done
+                for k in range(min(logits.shape[1], len(want) - done)):
+                    rank = int(torch.randint(0, 3, (), generator=gen))
+                    junk = torch.randint(5, 40000, (3,), generator=gen)
+                    logits[r, k].fill_(-20.0)
+                    logits[r, k, junk.to(logits.device)] = torch.tensor([3.0, 2.0, 1.0]).to(logits)
+                    logits[r, k, want[done + k]] = 3.5 - rank
+            return stock(proposer, logits, root_tokens)
 
-        DDTreeProposer.draft, DDTreeProposer.trees_done = draft, trees_done
+        DDTreeProposer.draft = draft
         try:
             before = self.counters()
             outputs = self.generate(self.prompts[:24])
-            after = self.counters()
+            tau = self.tau(before)
         finally:
             DDTreeProposer.draft = stock
-        rounds = after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"]
-        accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
-        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "tau": 1 + accepted / max(rounds, 1)}
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "tau": tau}
 
     def random(self) -> dict[str, Any]:
         """A drafter of noise: whatever it says, the output is plain decoding's."""
@@ -205,17 +194,17 @@ class Run:
         return {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
 
     def edges(self) -> dict[str, Any]:
-        """Batch 1, prompts of 1+N tokens and around it, prefix cache warm, stops, max_model_len, mixed batches, chains."""
+        """Batch 1, prompts of 1+N tokens and around, prefix cache warm, stops, max_model_len, mixed batches, chains."""
         from vllm import SamplingParams
 
         size = (self.drafts or 15) + 1
         found: dict[str, Any] = {"batch1": [list(self.generate([p])[0].outputs[0].token_ids) for p in self.prompts[:4]]}
-        long = sum((p["prompt_token_ids"] for p in self.prompts[:12]), [])
+        long = [t for p in self.prompts[:12] for t in p["prompt_token_ids"]]
         cut = [{"prompt_token_ids": long[:n]} for n in (1, size - 1, size, size + 1, 2 * size, 900)]
         found["lengths"] = [list(o.outputs[0].token_ids) for o in self.generate(cut, 48)]
         found["warm"] = [list(o.outputs[0].token_ids) for o in self.generate(cut, 48)]
-        found["to_the_end"] = [len(o.outputs[0].token_ids)
-                               for o in self.generate([{"prompt_token_ids": long[:900]}], 2000, ignore_eos=True)]  # fmt: skip
+        last = self.generate([{"prompt_token_ids": long[:900]}], 2000, ignore_eos=True)
+        found["to_the_end"] = [len(o.outputs[0].token_ids) for o in last]
         stop = self.generate(self.prompts[:8], 64, stop=["\n\n"])
         found["stop"] = [list(o.outputs[0].token_ids) for o in stop]
         kinds = [
@@ -268,16 +257,14 @@ class Run:
             self.generate(groups[0], 32)
             before, start, made = self.counters(), time.perf_counter(), 0
             for group in groups:
-                made += sum(len(o.outputs[0].token_ids) for o in self.generate(group, tokens))
+                made += sum(len(o.outputs[0].token_ids) for o in self.generate(group, tokens, detokenize=False))
             seconds = time.perf_counter() - start
-            after = self.counters()
-            rounds = after.get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
-            accepted = after.get("spec_decode_num_accepted_tokens", 0) - before.get("spec_decode_num_accepted_tokens", 0)
+            steps = (self.rounds(before) or made) / batch
             found[str(batch)] = {
                 "tokens_per_s": round(made / seconds, 1),
-                "tau": round(1 + accepted / rounds, 3) if rounds else None,
-                "ms_per_round": round(seconds / (rounds / batch) * 1e3, 3) if rounds else round(seconds * batch / made * 1e3, 3),
-            }  # fmt: skip
+                "tau": self.tau(before),
+                "ms_per_step": round(seconds / steps * 1e3, 3),
+            }
         return found
 
     def steps(self) -> dict[str, Any]:
@@ -289,10 +276,30 @@ class Run:
                 before, start = self.counters(), time.perf_counter()
                 made = self.generate(self.prompts[:batch], tokens, ignore_eos=True, detokenize=False)
                 seconds = time.perf_counter() - start
-                rounds = self.counters().get("spec_decode_num_drafts", 0) - before.get("spec_decode_num_drafts", 0)
-                taken[tokens] = (seconds, rounds / batch or sum(len(o.outputs[0].token_ids) for o in made) / batch)
+                steps = self.rounds(before) or sum(len(o.outputs[0].token_ids) for o in made)
+                taken[tokens] = (seconds, steps / batch)
             (short, few), (long, many) = taken[16], taken[144]
             found[str(batch)] = round((long - short) / (many - few) * 1e3, 3)
+        return found
+
+    def host(self) -> dict[str, Any]:
+        """Where the host's time goes in steady decoding: functions by own time, milliseconds a step."""
+        import cProfile
+        import pstats
+
+        found = {}
+        for batch in (1, 64):
+            self.generate(self.prompts[:batch], 32, detokenize=False)
+            recorded, before = cProfile.Profile(), self.counters()
+            recorded.enable()
+            self.generate(self.prompts[:batch], 160, ignore_eos=True, detokenize=False)
+            recorded.disable()
+            steps = max(self.rounds(before) / batch, 1)
+            rows = sorted(pstats.Stats(recorded).stats.items(), key=lambda kv: -kv[1][2])
+            found[str(batch)] = [
+                [f"{Path(f).name}:{line} {name}", calls, round(own / steps * 1e3, 3), round(all_in / steps * 1e3, 3)]
+                for (f, line, name), (calls, _, own, all_in, _) in rows[:45]
+            ]
         return found
 
     def profile(self) -> dict[str, Any]:
@@ -389,13 +396,13 @@ def report(args: argparse.Namespace) -> None:
             if plain and experiment in result and name != "plain":
                 c = compare(plain, result[experiment]["tokens"])
                 tau = result[experiment].get("tau")
-                print(f"   {experiment}: {c['differ']}/{c['of']} differ, tau {tau and round(tau, 3)}, gaps {c['gaps'][:12]}")
+                print(f"   {experiment}: {c['differ']}/{c['of']} differ, tau {tau}, gaps {c['gaps'][:12]}")
         if "edges" in result and plain:
             e = result["edges"]
             b1 = compare(plain, e["batch1"])
             print(f"   edges: batch1 {b1['differ']}/{b1['of']} {b1['gaps']}, warm==cold {e['warm'] == e['lengths']}, "
                   f"to_the_end {e['to_the_end']}, lengths {[len(x) for x in e['lengths']]}")  # fmt: skip
-        for experiment in ("speed", "steps", "sampled", "profile"):
+        for experiment in ("speed", "steps", "sampled", "host", "profile"):
             if experiment in result:
                 print(f"   {experiment}: {json.dumps(result[experiment])}")
         for where, text in result["errors"].items():

@@ -16,9 +16,9 @@ from ddtree.native.options import (
 
 
 def test_their_config_is_dflash_and_ours_is_taken_out():
-    given = {"method": "ddtree", "model": "D", "num_speculative_tokens": 64, "horizon": 7, "top_k": 4, "quantization": "x"}
+    given = {"method": "ddtree", "model": "D", "num_speculative_tokens": 64, "horizon": 7, "top_k": 4, "revision": "x"}
     theirs, ours = split_options(given)
-    assert theirs == {"method": "dflash", "model": "D", "num_speculative_tokens": 64, "quantization": "x"}
+    assert theirs == {"method": "dflash", "model": "D", "num_speculative_tokens": 64, "revision": "x"}
     assert ours == {"horizon": 7, "top_k": 4, "budget": 64}
     assert given["method"] == "ddtree"
 

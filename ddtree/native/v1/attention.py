@@ -4,6 +4,8 @@ A step without trees or with nothing but prefill is the stock backend's. Rows of
 the stock causal call; the tree kernel then overwrites the rows of tree requests.
 """
 
+# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+
 from __future__ import annotations
 
 import copy
@@ -36,7 +38,7 @@ KIND = os.environ.get("DDTREE_ATTENTION", "split")
 @cache
 def kv_axis() -> int:
     """Which axis of a layer's KV cache tells K from V: 0 up to vLLM 0.22, 1 from 0.23 on."""
-    return FlashAttentionBackend.get_kv_cache_shape(5, 16, 3, 64).index(2)
+    return int(FlashAttentionBackend.get_kv_cache_shape(5, 16, 3, 64).index(2))
 
 
 def use(trees: TreeState) -> None:
@@ -108,9 +110,8 @@ class DDTreeImpl(FlashAttentionImpl):
     ) -> Tensor:
         words = getattr(attn_metadata, "words", None)
         if words is None:
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
+            return output
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("fused output quantization with ddtree")
         n = attn_metadata.num_actual_tokens
