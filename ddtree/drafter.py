@@ -161,6 +161,11 @@ class Drafter(nn.Module):
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size) if c.own_embedding else None
         self.register_buffer("d2t", None, persistent=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.fc.weight.dtype
+
     def blocks(self, anchor_tokens: Tensor, embedding: Tensor) -> Tensor:
         """Embedded blocks [..., B, H] of anchor tokens int [...]; embedding [V, H] is the target's."""
         tokens = F.pad(anchor_tokens.long()[..., None], (0, self.config.drafts), value=self.config.mask_token_id)
@@ -253,6 +258,10 @@ class Drafter(nn.Module):
     def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
         """Logits over the drafter's own vocabulary; head [V, H] is the target's, used unless the drafter has one."""
         return F.linear(hidden, head.to(hidden.dtype)) if self.lm_head is None else self.lm_head(hidden)
+
+    def bytes(self) -> int:
+        """Of all weights."""
+        return sum(p.numel() * p.element_size() for p in self.parameters())
 
     def top(self, hidden: Tensor, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Best log-probabilities of every drafted position and their ids in the target's vocabulary.

@@ -230,7 +230,7 @@ def weight_bytes(engine: Engine, budget: int) -> int:
     seen = {p.data_ptr(): p.numel() * p.element_size() for n, p in engine.target.named_parameters() if n != "embed"}
     total = sum(seen.values())
     if budget != PLAIN_DECODE and engine.drafter is not None:
-        total += sum(p.numel() * p.element_size() for p in engine.drafter.parameters())
+        total += engine.drafter.bytes()
         total += engine.target.head.numel() * engine.target.head.element_size()  # the head runs for the draft, too
     return total
 

@@ -16,6 +16,7 @@ from ddtree.standalone.auto import Auto
 from ddtree.standalone.graphs import Graphs
 from ddtree.standalone.model import Target
 from ddtree.standalone.ops import PLAIN, Ops
+from ddtree.standalone.packed import PackedDrafter
 from ddtree.standalone.rounds import (
     PLAIN_DECODE,
     Parts,
@@ -79,7 +80,10 @@ class Engine:
         context: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        self.target, self.drafter, self.ops, self.decode = target, drafter, ops, decode
+        self.target, self.ops, self.decode = target, ops, decode
+        self.drafter: Drafter | PackedDrafter | None = drafter
+        if drafter is not None and ops is not PLAIN:
+            self.drafter = PackedDrafter(drafter, ops)
         self.context = min(context or target.config.context, target.config.context)
         self.auto = Auto(AUTO_BUDGETS)
         self._state: State | None = None

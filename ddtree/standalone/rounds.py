@@ -18,6 +18,7 @@ from ddtree.measure import CHAIN
 from ddtree.standalone.config import LINEAR
 from ddtree.standalone.model import PREFILL_CHUNK, LayerState, Step, Target
 from ddtree.standalone.ops import Ops
+from ddtree.standalone.packed import PackedDrafter
 from ddtree.tree import Tree, chain_tree
 from ddtree.walk import Path, commit_rows, sample_target
 
@@ -59,7 +60,7 @@ class Parts:
     """What rounds run on."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: Drafter | PackedDrafter | None
     ops: Ops
 
     @property
@@ -87,7 +88,7 @@ def new_state(parts: Parts, requests: int, rows: int) -> State:
     home, draft_cache = parts.target.home, None
     if parts.drafter is not None:
         k = parts.drafter.config
-        draft_dtype = parts.drafter.fc.weight.dtype
+        draft_dtype = parts.drafter.dtype
         draft_cache = new_cache(k.num_layers, requests, rows, k.num_kv_heads, k.head_dim, draft_dtype, home)
     return State(
         lengths=torch.zeros(requests, dtype=torch.int64, device=home),

@@ -15,6 +15,8 @@ from ddtree.checkpoint import load_drafter, parse_config, read_config
 from ddtree.drafter import Drafter, DrafterConfig, block_words
 from ddtree.errors import CheckpointError
 from ddtree.kvcache import new_cache, plain_attend
+from ddtree.standalone.ops import PLAIN
+from ddtree.standalone.packed import PackedDrafter
 
 
 def reference(drafter: Drafter, features: torch.Tensor, token: int, embedding: torch.Tensor) -> torch.Tensor:
@@ -57,7 +59,9 @@ def reference(drafter: Drafter, features: torch.Tensor, token: int, embedding: t
     return rms(x, "norm.weight")
 
 
-def incremental(drafter: Drafter, features: torch.Tensor, token: int, embedding: torch.Tensor) -> torch.Tensor:
+def incremental(
+    drafter: Drafter | PackedDrafter, features: torch.Tensor, token: int, embedding: torch.Tensor
+) -> torch.Tensor:
     c, S = drafter.config, len(features)
     cache = new_cache(c.num_layers, 1, S + 4 * B, c.num_kv_heads, c.head_dim, torch.float32, "cpu")
     for rows in torch.arange(S).split(5):
@@ -93,6 +97,15 @@ def test_both_forwards_equal_the_reference(layout: str, context: int) -> None:
     padded = torch.cat([features, torch.randn(4, 3 * H, generator=gen)])  # rows at and above the anchor must not matter
     packed = drafter(padded[None], torch.tensor([[7]]), torch.tensor([[context]]), embedding)
     torch.testing.assert_close(packed[0, 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_equals_the_drafter(bias: bool) -> None:
+    drafter = drafter_of({**ZLAB, **LAYOUTS["sliding"], "attention_bias": bias})
+    features, embedding = torch.randn(11, 3 * H), torch.randn(V, H)
+    expected = incremental(drafter, features, 7, embedding)
+    packed = PackedDrafter(drafter, PLAIN)
+    torch.testing.assert_close(incremental(packed, features, 7, embedding), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["full", "sliding"])
