@@ -6,14 +6,31 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from audit_cli import __version__
+from audit_cli import __version__, command_lint, command_rules
 from audit_cli.console import Console
 from audit_cli.errors import DONE, FOUND, HOST, INCOMPLETE, INTERRUPTED, USAGE, DdauditError
+from audit_cli.parameters import (
+    Backend,
+    Container,
+    HostKey,
+    Identity,
+    Json,
+    Models,
+    Out,
+    PythonPath,
+    Redact,
+    Rules,
+    SshConfig,
+    Sudo,
+    Targets,
+    Venv,
+    Verbose,
+    options,
+)
 
 # typer carries a click of its own in new versions, and names only some of its errors.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -28,42 +45,7 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(help="What is kept on this machine to make scans fast.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
-
-Targets = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TARGET",
-        help="user@host[:port] | ssh alias | local | pypi:vllm==0.33.0 | wheel:FILE | dir:FOLDER",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
-Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
-Rules = Annotated[
-    list[Path] | None, typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)
-]
-Venv = Annotated[str, typer.Option("--venv", help="The environment that runs vLLM: the folder that holds bin/python.")]
-PythonPath = Annotated[
-    list[str] | None,
-    typer.Option("--pythonpath", help="A folder that PYTHONPATH adds where vLLM runs (repeatable)."),
-]
-Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Say what is run where; twice: tracebacks too.")
-]
-Identity = Annotated[str, typer.Option("--identity", "-i", help="SSH: a private key file.")]
-SshConfig = Annotated[str, typer.Option("--ssh-config", "-F", help="SSH: another configuration file.")]
-HostKey = Annotated[
-    str,
-    typer.Option(
-        "--host-key", metavar="SHA256:...", help="SSH: accept the host key with this fingerprint for this run."
-    ),
-]
-Backend = Annotated[str, typer.Option("--ssh-backend", help="SSH: paramiko, or openssh (the system's ssh).")]
-Container = Annotated[
-    str, typer.Option("--container", metavar="[podman:]NAME", help="Look inside this container of the target.")
-]
-Sudo = Annotated[bool, typer.Option("--sudo", help="Run the inventory as root on the target (sudo -n).")]
+app.add_typer(command_rules.app, name="rules")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -135,6 +117,7 @@ def scan(
     redact: Redact = False,
     rules: Rules = None,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Leave the live probes out.")] = False,
+    model: Models = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,20 +134,18 @@ def scan(
 ) -> int:
     """What vLLM is there, what it can do with trees, and which path fits: a report with evidence."""
     from audit_cli import kept, paths
-    from audit_cli.opening import Options
     from audit_cli.output import fails, show
     from audit_cli.scan import is_incomplete, scan_target
     from audit_cli.targets import parse
 
-    if ssh_backend not in ("paramiko", "openssh"):
-        raise DdauditError("usage", f"--ssh-backend {ssh_backend} is not known", "", "paramiko or openssh")
     console = Console(verbose, quiet=as_json and not sys.stderr.isatty() and not verbose)
-    where = (paths.cache_dir(), venv, tuple(pythonpath or ()))
-    options = Options(*where, identity, ssh_config, host_key, ssh_backend, container, sudo, not no_probe)
+    how = options(
+        venv, pythonpath, identity, ssh_config, host_key, ssh_backend, container, sudo, not no_probe, tuple(model or ())
+    )
     conditions = [fails(text) for text in fail_on or ()]
     if len(targets) > 1:
         raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
-    audit = scan_target(parse(targets[0]), options, console, tuple(rules or ()))
+    audit = scan_target(parse(targets[0]), how, console, tuple(rules or ()))
     saved = kept.keep(audit, paths.state_dir() / "audits")
     show(audit, console, as_json=as_json, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):
@@ -241,7 +222,7 @@ def recheck(
     """Does an audit still hold? Its evidence is hashed again, its commands are run where the install is on this
     machine."""
     from audit_cli import kept, paths
-    from audit_cli.opening import Options, open_target
+    from audit_cli.opening import open_target
     from audit_cli.recheck import lines
     from audit_cli.recheck import recheck as check
     from audit_cli.targets import parse
@@ -254,8 +235,8 @@ def recheck(
     then = kept.load(path)
     if not target and then.target.kind in ("ssh", "local") and not venv:
         venv = then.target.python
-    options = Options(paths.cache_dir(), venv, tuple(pythonpath or ()), identity, ssh_config, host_key, ssh_backend)
-    opened = open_target(parse(target or then.target.spec), options, console)
+    how = options(venv, pythonpath, identity, ssh_config, host_key, ssh_backend)
+    opened = open_target(parse(target or then.target.spec), how, console)
     console.end_phase()
     ours = path.resolve().parent == folder.resolve()
     outcome = check(then, opened, run_commands=ours or run_commands)
@@ -278,19 +259,20 @@ def doctor(
     """What a scan needs, here and on a host: one line each, with what to do about it. Exit 3 when something is
     missing."""
     from audit_cli import doctor as checks
-    from audit_cli import paths
-    from audit_cli.opening import Options
     from audit_cli.targets import parse
 
-    options = Options(paths.cache_dir(), venv, (), identity, ssh_config, host_key, ssh_backend, container, sudo)
+    how = options(venv, [], identity, ssh_config, host_key, ssh_backend, container, sudo)
     bad = False
     found = [checks.here()]
     if target:
         spec = parse(target)
         if spec.kind not in ("ssh", "local"):
             raise DdauditError("usage", f"{target} is no host", "", "give user@host, or local")
-        found.append(checks.there(spec, options, Console(verbose, quiet=True)))
+        found.append(checks.there(spec, how, Console(verbose, quiet=True)))
     for check in (check for group in found for check in group):
         print(check.line(), flush=True)
         bad = bad or check.state == "bad"
     return HOST if bad else DONE
+
+
+app.command("lint")(command_lint.lint)
