@@ -13,6 +13,7 @@ from reports.text import code, count, fence, fold, html, listed, prose, table
 from reports.words import STAGES, mark, meaning
 
 _ROWS = 12  # a table longer than this is folded
+_FEW = 8  # roots, plugins or ops named in the scope; the JSON has them all
 _NAMED = 5  # dismissed places shown for one reason; the rest are folded
 _SNIPPETS = 6  # snippets shown for one verdict; the rest are named
 _SAFE_PATH = re.compile(r"[\w.+/-]+", re.ASCII)
@@ -245,7 +246,7 @@ def scope(audit: Audit) -> str:
         ("Plugins", s.plugins),
         ("Compiled ops called in the slice", s.binary_ops),
     ):
-        rows.append((name, ", ".join(code(entry) for entry in entries) if entries else "none"))
+        rows.append((name, _few(entries)))
     blocks = ["## Scope", "\n".join(f"- **{name}**: {value}" for name, value in rows)]
     failed = sorted({(f.file, f.why) for v in audit.verdicts for f in v.scope.files_failed})
     if failed:
@@ -255,6 +256,12 @@ def scope(audit: Audit) -> str:
     unseen = list(dict.fromkeys(entry for v in audit.verdicts for entry in v.scope.not_examined))
     blocks.append("**Not looked at**\n" + "\n".join(f"- {prose(entry)}" for entry in unseen) if unseen else "")
     return "\n\n".join(block for block in blocks if block)
+
+
+def _few(entries: tuple[str, ...]) -> str:
+    shown = ", ".join(code(entry) for entry in entries[:_FEW])
+    more = f" and {len(entries) - _FEW} more" if len(entries) > _FEW else ""
+    return f"{len(entries)}: {shown}{more}" if entries else "none"
 
 
 def _scope_line(s: Scope) -> str:
