@@ -74,6 +74,7 @@ _COMPARE = {"eq": "Eq", "ne": "NotEq", "equal": "Eq", "not_equal": "NotEq", "isi
             "le": "LtE", "ge": "GtE", "less": "Lt", "greater": "Gt", "__contains__": "In"}  # fmt: skip
 _BINARY = {"logical_and": "&", "logical_or": "|", "bitwise_and": "&", "bitwise_or": "|", "mul": "*", "multiply": "*", "matmul": "@",
            "mm": "@", "bmm": "@", "einsum": "@", "minimum": "&", "maximum": "|", "__and__": "&", "dot": "@"}  # fmt: skip
+_APPLIES = frozenset({"reduce", "accumulate", "max", "min", "sorted", "map", "filter"})
 _META = frozenset({"shape", "dtype", "device", "size", "ndim", "stride", "numel", "dim", "element_ty", "__name__", "__class__"})
 _SAME = frozenset({"T", "data", "mT", "indices", "values", "real", "grad", "cpu", "item"})
 _FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like", "new_empty", "new_zeros",
@@ -82,7 +83,7 @@ _SELECT = frozenset({"where", "select", "masked_fill", "masked_select", "masked_
 _MODULES = frozenset({"torch", "np", "numpy", "tl", "jnp", "F", "mx", "cp", "operator", "math", "heapq", "itertools", "triton", "nb", "random"})
 _MISSING = ("KeyError", "IndexError", "LookupError", "StopIteration", "'Exception'")
 _BUILTINS = frozenset(dir(builtins))
-_OPS = {ast.BitAnd: "&", ast.BitOr: "|", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.Add: "+", ast.Sub: "-", ast.BitXor: "^"}
+_OPS = {ast.LShift: "<", ast.BitAnd: "&", ast.BitOr: "|", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.Add: "+", ast.Sub: "-", ast.BitXor: "^"}
 
 
 class Flow:
@@ -515,7 +516,7 @@ class Flow:
 
     def expr(self, node: ast.expr | None, env: Env) -> Value:
         kind = type(node)
-        if node is None or kind is ast.Constant or kind is ast.JoinedStr:
+        if node is None or kind is ast.Constant:
             return NONE
         if kind is ast.Name:
             name = node.id  # type: ignore[attr-defined]
@@ -532,6 +533,8 @@ class Flow:
         match node:
             case ast.Subscript():
                 base = self.expr(node.value, env)
+                if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                    return self._field(base, _dotted(node.value), node.slice.value, node.lineno)
                 index = self._index(node.slice, env)
                 if not index:
                     return base
@@ -540,7 +543,7 @@ class Flow:
             case ast.BinOp():
                 left, right = self.expr(node.left, env), self.expr(node.right, env)
                 op = _OPS.get(type(node.op), "?")
-                if (not left or not right) and op not in "&|@*/":
+                if (not left or not right) and op not in "&|@*/<":
                     return left | right
                 if not left and not right:
                     return NONE
@@ -570,6 +573,9 @@ class Flow:
                 value = self.expr(node.value, env)
                 env[node.target.id] = value
                 return value
+            case ast.JoinedStr():
+                parts = [self.expr(v.value, env) for v in node.values if isinstance(v, ast.FormattedValue)]
+                return frozenset().union(*parts) if parts else NONE
             case ast.Starred() | ast.Await() | ast.YieldFrom():
                 return self.expr(node.value, env)
             case ast.Yield():
@@ -592,12 +598,11 @@ class Flow:
         return frozenset({self.add("cmp", op, line, (left, C), (right, C), left=left, right=right)})
 
     def _index(self, node: ast.expr, env: Env) -> Value:
-        """What an index depends on; slices and constants say nothing about where."""
+        """What an index depends on; constants, and slices from the start, say nothing about where."""
         if isinstance(node, ast.Slice):
-            for bound in (node.lower, node.upper):
-                if bound is not None:
-                    self.expr(bound, env)
-            return NONE
+            if node.upper is not None:
+                self.expr(node.upper, env)
+            return self.expr(node.lower, env) if node.lower is not None else NONE
         if isinstance(node, ast.Tuple):
             return frozenset().union(*(self._index(part, env) for part in node.elts)) if node.elts else NONE
         return self.expr(node, env)
@@ -607,16 +612,19 @@ class Flow:
         if name and name in env:
             return env[name]
         if node.attr in _META:
-            if isinstance(node.value, ast.expr):
-                self.expr(node.value, env)
-            return NONE
+            made = self.expr(node.value, env)
+            return frozenset({self.add("len", "size", node.lineno, (made, D))}) if node.attr == "size" and made else NONE
         base = self.expr(node.value, env)
         if node.attr in _SAME:
             return base
-        if name and all(self.nodes[b].kind in ("root", "param", "const") for b in base):
+        return self._field(base, _dotted(node.value), node.attr, node.lineno)
+
+    def _field(self, base: Value, owner: str, name: str, line: int) -> Value:
+        """An attribute (or the item under a string): of something from outside, a table; of something found here, a read."""
+        if owner and all(self.nodes[b].kind in ("root", "param", "const") for b in base):
             constant = not base or any(self.nodes[b].kind == "const" for b in base)
-            return frozenset({self.root(name, "const" if constant else "root")})
-        return frozenset({self.add("read", f".{node.attr}", node.lineno, (base, I))})
+            return frozenset({self.root(f"{owner}.{name}", "const" if constant else "root")})
+        return frozenset({self.add("read", f".{name}", line, (base, I))})
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, env: Env) -> Value:
         inner = dict(env)
@@ -660,6 +668,10 @@ class Flow:
         inlined = self._inline(node, func, name, recv, env)
         if inlined is not None:
             return inlined
+        if name in _APPLIES:
+            applied = self._applied(node, name, env)
+            if applied is not None:
+                return applied
         args = [self.expr(a, env) for a in node.args]
         keyword = {k.arg or "": self.expr(k.value, env) for k in node.keywords}
         everything = frozenset().union(recv, *args, *(v for k, v in keyword.items() if k not in ("dtype", "device", "dim", "axis")))
@@ -709,12 +721,18 @@ class Flow:
             if name == "einsum" and len(args) >= 3:
                 left, right = args[1], args[2]
             return frozenset({self.add("bin", _BINARY[name], line, (left, D), (right, D), left=left, right=right)}) if left or right else NONE
-        if name in ("len", "range", "size", "numel", "stride", "dim", "isinstance", "hasattr", "device", "dtype"):
+        if name in ("numel", "size") and recv and not args:
+            return frozenset({self.add("len", name, line, (recv, D))})
+        if name == "len" and args:
+            return frozenset({self.add("len", "len", line, (args[0], D))}) if args[0] else NONE
+        if name in ("range", "size", "numel", "stride", "dim", "isinstance", "hasattr", "device", "dtype"):
             return NONE
         if name == "arange":
             return frozenset({self.add("affine", "arange", line)})
         if name in _FRESH:
             return frozenset({self.add("fresh", name, line)}) if not args or name not in ("list", "set", "dict", "deque") else everything
+        if isinstance(func, ast.Name) and name in self.module.bases:
+            name = "construct"  # an object of this file's own is made of its arguments
         number = self.add("call", name, line, (everything, D), left=args[0] if args else recv)
         if self.loop >= 0 and module_like:
             full = _dotted(func)
@@ -722,6 +740,59 @@ class Flow:
             if first in self.module.imports and first not in _MODULES:
                 self.foreign[number] = full
         return frozenset({number})
+
+    def _applied(self, node: ast.Call, name: str, env: Env) -> Value | None:
+        """reduce(f, xs, x0): a loop over f; max(xs, key=f), map(f, xs), filter(f, xs): f on each element."""
+        line = node.lineno
+        key = next((k.value for k in node.keywords if k.arg == "key"), None)
+        if name in ("reduce", "accumulate"):
+            functions = [a for a in node.args if isinstance(a, (ast.Lambda, ast.Name)) and self._is_function(a)]
+            start = node.args[2] if len(node.args) > 2 else next((k.value for k in node.keywords if k.arg == "initial"), None)
+            if not functions or start is None:
+                return None
+            depth = self.loop
+            self.loops.append(Loop(self.loop, line, node.end_lineno or line, "rec"))
+            self.loop = len(self.loops) - 1
+            phi = self.add("phi", " carried", line, (self.expr(start, env), D))
+            self.loops[self.loop].phis[" carried"] = phi
+            result = self._apply(functions[0], frozenset({phi}), env, line)
+            self.nodes[phi].edges += [(t, D) for t in result if t != phi]
+            self.loop = depth
+            return frozenset({phi}) | result
+        if key is not None and node.args and self._is_function(key):
+            function, items = key, node.args[0]
+        elif name in ("map", "filter") and len(node.args) == 2 and self._is_function(node.args[0]):
+            function, items = node.args
+        else:
+            return None
+        source = self.expr(items, env)
+        depth = self.loop
+        self.loops.append(Loop(self.loop, line, node.end_lineno or line, "comp"))
+        self.loop = len(self.loops) - 1
+        inner = dict(env)
+        self._bind_iteration(ast.Name(" item", ast.Store(), lineno=line, col_offset=0), items, source, inner)
+        item = inner[" item"]
+        result = self._apply(function, item, env, line)
+        self.loop = depth
+        if name == "map":
+            return result
+        chosen = frozenset({self.add("sel", "comp", line, (item, D), (result, P))})
+        return chosen if name == "filter" else frozenset({self.add("call", name, line, (chosen, D))})
+
+    def _is_function(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Lambda):
+            return True
+        return isinstance(node, ast.Name) and (
+            node.id in self.module.top or node.id in self._lambdas or any(node.id in scope for scope in self._nested)
+        )
+
+    def _apply(self, function: ast.expr, argument: Value, env: Env, line: int) -> Value:
+        inner = {**env, " argument": argument}
+        name = ast.Name(" argument", ast.Load(), lineno=line, col_offset=0)
+        if isinstance(function, ast.Lambda):
+            return self._inline_lambda(ast.Call(function, [name], [], lineno=line, col_offset=0), function, env, inner)
+        call = ast.Call(function, [name, ast.Constant(0, lineno=line, col_offset=0)], [], lineno=line, col_offset=0)
+        return self.expr(call, inner)
 
     def _load(self, pointer: ast.expr, value: Value, mask: Value, line: int, env: Env) -> Value:
         """A read through a pointer: the leftmost name is the table, the rest of the sum is the index."""

@@ -33,7 +33,7 @@ _HANDS_ON = frozenset({
     "as_tensor", "asarray", "array", "clamp", "clone", "contiguous", "detach", "cuda", "expand", "broadcast_to", "repeat", "cast", "type",
     "type_as", "astype", "maximum", "minimum", "abs", "reversed", "sorted", "deque", "copy", "chain", "searchsorted", "bisect_left",
     "bucketize", "full", "index", "uint32", "uint64", "Int32", "squeeze_", "ravel", "select", "narrow", "zip", "filter", "map", "set",
-    "append", "extend", "put", "unbind", "split", "pop", "recursion", "next", "iter", "enumerate", "device_put", "block_until_ready",
+    "append", "extend", "put", "unbind", "construct", "str", "join", "format", "repr", "hash", "split", "pop", "recursion", "next", "iter", "enumerate", "device_put", "block_until_ready",
 })  # fmt: skip
 _FIRST = frozenset({"nonzero", "argmin", "argmax", "argwhere", "flatnonzero", "where"})
 
@@ -98,7 +98,7 @@ class Judge:
                 continue
             seen.add(number)
             node = self.nodes[number]
-            if node.kind == "affine":
+            if node.kind in ("affine", "len"):
                 continue
             if node.kind in ("read", "iter"):
                 found.append(number)
@@ -126,7 +126,7 @@ class Judge:
                 if node.kind in ("root", "param"):
                     if node.name not in ("self", "cls"):
                         names.add(node.name)
-                elif node.kind not in ("read", "iter", "affine"):
+                elif node.kind not in ("read", "iter", "affine", "len"):
                     todo += [t for t, how in node.edges if how == D]
             self._tops[value] = frozenset(names)
         return self._tops[value]
@@ -289,7 +289,7 @@ def judge(flow: Flow) -> list[Walk]:
     walks += _jumps(look)
     walks += _paths(look)
     walks += _path_loops(look)
-    walks += _ancestors(look)
+    walks += _ancestors(look) or _ancestor_bits(look)
     seen: set[tuple[str, int]] = set()
     walks = [w for w in walks if (w.shape, w.verdict) not in seen and not seen.add((w.shape, w.verdict))]  # type: ignore[func-returns-value]
     if not any(not w.weak for w in walks):
@@ -315,11 +315,15 @@ def _chase(look: Judge, loop: int) -> list[Walk]:
             if how == I and b in part and nodes[a].kind == "read" and nodes[a].name not in written
             and look.inside(nodes[a].loop, loop) and not _walks_itself(look, a, part)
         ]  # fmt: skip
+        links += [  # children by arithmetic: k * node + j
+            (a, b) for a in part for b, how in nodes[a].edges
+            if how == D and b in part and nodes[a].kind == "bin" and nodes[a].name in "*<" and look.inside(nodes[a].loop, loop)
+        ]  # fmt: skip
         if not links:
             continue
+        tables = {nodes[a].name for a, _ in links if nodes[a].kind == "read"}
         deciding = _deciding(look, loop, part)
-        tables = {nodes[a].name for a, _ in links}
-        streams = [s for s in _verdicts(look, loop, part, written) if s[0] in deciding]
+        streams = [s for s in _verdicts(look, loop, part, written, tables) if s[0] in deciding]
         keyed = next((k for k in _keyed(look, part, links, written) if k in deciding or here.guarded), None)
         if streams:
             strong = [s for s in streams if s[1]]
@@ -358,7 +362,7 @@ def _walks_itself(look: Judge, read: int, part: set[int]) -> bool:
     return not any(nodes[r].kind == "read" and nodes[r].name != nodes[read].name for r in look.top_reads(index))
 
 
-def _verdicts(look: Judge, loop: int, part: set[int], written: set[str]) -> list[tuple[int, bool]]:
+def _verdicts(look: Judge, loop: int, part: set[int], written: set[str], tables: set[str]) -> list[tuple[int, bool]]:
     """(comparison, certain) in this loop that set a token at the chased place against another stream there. Certain: both sides are
     read at a place that depends on the chase (or one side is random), and not from attributes alone."""
     nodes = look.nodes
@@ -375,12 +379,18 @@ def _verdicts(look: Judge, loop: int, part: set[int], written: set[str]) -> list
         (left, left_at), (right, right_at) = sides
         names_left = {nodes[r].name for r in left_at}
         names_right = {nodes[r].name for r in right_at}
+        if node.name not in _EQ:  # p[x, token[c]]: the token stream stands in the index
+            for reads, names in ((left_at, names_left), (right_at, names_right)):
+                index = frozenset(t for r in reads for t, how in nodes[r].edges if how == I)
+                names |= {nodes[r].name for r in _direct_reads(look, index) if _depends(look, r, part)}
         random = look.is_random(node.left) or look.is_random(node.right)
         attributes = sum(any(not n.startswith(".") for n in names) for names in (names_left, names_right))
         if node.name not in _EQ and not look.accepts_ratio(cmp):
             continue
         if names_left and names_right and (names_left - names_right or names_right - names_left):
             found.append((cmp, attributes >= 1))
+        elif node.name in ("In", "NotIn") and left_at and look.tops(node.right) & tables and names_left - look.tops(node.right):
+            found.append((cmp, True))
         elif random and len({n for n in names_left | names_right if not n.startswith(".")}) >= 2:
             found.append((cmp, True))
     found.sort(key=lambda f: not f[1])
@@ -401,6 +411,8 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
     nodes = look.nodes
     phis = {n for n in part if nodes[n].kind == "phi"}
     for link, _ in links:
+        if nodes[link].kind != "read":
+            continue
         index = frozenset(t for t, how in nodes[link].edges if how == I)
         for read in _direct_reads(look, index):
             if read == link or nodes[read].name in written or nodes[read].name == nodes[link].name or nodes[read].name.startswith("."):
@@ -530,7 +542,7 @@ def _plain(look: Judge, value: Value) -> set[int]:
         node = look.nodes[number]
         if node.kind in ("phi", "sel", "iter") or (node.kind == "bin" and node.name in "+-"):
             todo += [t for t, how in node.edges if how == D]
-        elif node.kind == "call":
+        elif node.kind in ("call", "len", "upd"):
             todo += [t for t, how in node.edges if how == D]
     return seen
 
@@ -759,6 +771,36 @@ def _ancestors(look: Judge) -> list[Walk]:
                     gathered = cmp in look.tokens[1]
                     return [_walk(look, "ancestors", nodes[cmp].line, chosen.line, cmp, tables | _both(look, cmp), weak=not gathered)]
     return []
+
+
+def _ancestor_bits(look: Judge) -> list[Walk]:
+    """F4 in integers: mismatches are gathered into one word (or set), and a node is out if any of its ancestors is in it."""
+    nodes = look.nodes
+    if not look.tokens[2]:
+        return []
+    gathered = {c for c in look.tokens[2] if nodes[c].name in _EQ and _read_under_a_table(look, c)}
+    for number, mix in enumerate(nodes) if gathered else ():
+        if mix.kind != "bin" or mix.name not in "&|" or not mix.right:
+            continue
+        for side, other in ((mix.left, mix.right), (mix.right, mix.left)):
+            verdicts = sorted(gathered & look.below(side, frozenset({D, P})))
+            matrix = look.top_reads(other)
+            if not verdicts or not matrix or not gathered.isdisjoint(look.below(other, frozenset({D, P}))):
+                continue
+            decides = any((n.kind == "sel" and number in look.below([t for t, how in n.edges if how == P], frozenset({D, C}))) for n in nodes)
+            if decides and nodes[verdicts[0]].loop != mix.loop:
+                tables = {nodes[r].name for r in matrix}
+                return [_walk(look, "ancestors", nodes[verdicts[0]].line, mix.line, verdicts[0], tables | _both(look, verdicts[0]))]
+    return []
+
+
+def _read_under_a_table(look: Judge, cmp: int) -> bool:
+    node = look.nodes[cmp]
+    for read in (*look.top_reads(node.left), *look.top_reads(node.right)):
+        index = frozenset(t for t, how in look.nodes[read].edges if how == I)
+        if _direct_reads(look, index):
+            return True
+    return False
 
 
 def _reduced(look: Judge, below: frozenset[int], mix: int) -> bool:
