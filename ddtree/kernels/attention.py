@@ -328,7 +328,7 @@ def paged_attention(
 ) -> Tensor:
     """Tree attention of packed requests over a paged cache that already holds the step's own keys.
 
-    q [T, HQ, D]; request r has rows cu_seqlens[r]..cu_seqlens[r+1] (int32 [R + 1]), at most `max_nodes` of them (static);
+    q [T, HQ, D]; request r has rows cu_seqlens[r]..cu_seqlens[r+1] (int32 [R + 1]), at most `max_nodes` (static);
     k_cache, v_cache [blocks, block size, HK, D] with any strides but the last; lengths int32 [R]: cached tokens before
     this step; words int64 [T, W], bits counted from the request's first row; block_table int32 [R, blocks]. Returns [T,
     HQ, D].

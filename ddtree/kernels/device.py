@@ -6,7 +6,8 @@ from functools import cache
 
 import torch
 
-# Shared memory that one block may use, in bytes, by compute capability (CUDA C++ Programming Guide, technical specifications).
+# Shared memory that one block may use, in bytes, by compute capability (CUDA C++ Programming Guide, technical
+# specifications).
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 

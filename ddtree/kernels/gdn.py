@@ -302,8 +302,8 @@ def verify(
     shape = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "W": words.shape[2], "SLOTS": slots is not None}
     rows = 16 if requests * nodes <= 1024 else 32
     _prepare[(triton.cdiv(nodes, rows), 2 * hk + hv, requests)](
-        x, a, conv_state, place, words, windows.contiguous(), layer.conv_weight.contiguous(), layer.a_log, layer.dt_bias,
-        q, stash.k, stash.u, stash.g, nodes, x.stride(1), a.stride(1), *conv_state.stride(),
+        x, a, conv_state, place, words, windows.contiguous(), layer.conv_weight.contiguous(), layer.a_log,
+        layer.dt_bias, q, stash.k, stash.u, stash.g, nodes, x.stride(1), a.stride(1), *conv_state.stride(),
         COLUMNS=conv_state.shape[2], ROWS=rows, num_warps=4, **shape,
     )  # fmt: skip
     _verify[(hv * (dv // options["BV"]), requests)](

@@ -1,4 +1,5 @@
-"""Move and gather rows when a path is committed: one launch for all layers. Twin of the move: `ddtree.kvcache.move_rows`."""
+"""Move and gather rows when a path is committed: one launch for all layers. Twin of the move:
+`ddtree.kvcache.move_rows`."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -30,9 +31,9 @@ def _move(
 
 
 def move_rows(cache: Tensor, source: Tensor, destination: Tensor) -> None:
-    """As `ddtree.kvcache.move_rows`: rows of every layer, keys and values, all read before any is written. Rows whose source
-    is their destination are skipped. cache [layers, 2, R, rows, kv_heads, head_dim], its last two dimensions contiguous and
-    [layers, 2] one stride apart; source, destination int64 [R, n]."""
+    """As `ddtree.kvcache.move_rows`: rows of every layer, keys and values, all read before any is written. Rows whose
+    source is their destination are skipped. cache [layers, 2, R, rows, kv_heads, head_dim], its last two dimensions
+    contiguous and [layers, 2] one stride apart; source, destination int64 [R, n]."""
     layers, pair, requests, _, heads, dim = cache.shape
     if cache.stride(0) != pair * cache.stride(1) or cache.stride(4) != dim or cache.stride(5) != 1:
         raise ValueError(f"a cache of strides {cache.stride()}: layers, keys and values, and heads must be packed")

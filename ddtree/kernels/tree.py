@@ -1,11 +1,11 @@
 """Build a draft tree and walk it, one program per request: twins `ddtree.tree.build_tree` and `ddtree.walk.walk`.
 
-Build is best-first search with one warp. The order of the twin (score descending, depth, parent's place, rank) puts a node after
-its parent and after its better siblings, so the best node whose parent and left sibling are already in the tree is always
-the next slot. The frontier holds one such candidate per expanded slot; a step takes the largest, puts that node's next
-sibling in its place and its first child in a new one. The key is two int32: the score, mapped so that integers order as
-floats do, and depth, parent and rank packed so that an earlier place is a larger number. A 32-bit maximum over a warp is one
-instruction on compute capability 8.0 and newer.
+Build is best-first search with one warp. The order of the twin (score descending, depth, parent's place, rank) puts a
+node after its parent and after its better siblings, so the best node whose parent and left sibling are already in the
+tree is always the next slot. The frontier holds one such candidate per expanded slot; a step takes the largest, puts
+that node's next sibling in its place and its first child in a new one. The key is two int32: the score, mapped so that
+integers order as floats do, and depth, parent and rank packed so that an earlier place is a larger number. A 32-bit
+maximum over a warp is one instruction on compute capability 8.0 and newer.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -58,7 +58,6 @@ def _build(
     first = (30 << 21) | (2047 << 10) | 1023
     high = tl.where(place == 0, _ordered(start), LOWEST)
     low = tl.where(place == 0, first, -1)
-    score = tl.where(place == 0, start, float("-inf"))
     tl.debug_barrier()
     found = 0
     for slot in range(1, SIZE):

@@ -1,4 +1,5 @@
-"""Compile kernels for GPUs that are not here: the launchers run on CPU tensors, and every launch is compiled, not run."""
+"""Compile kernels for GPUs that are not here: the launchers run on CPU tensors, and every launch is compiled, not
+run."""
 
 from __future__ import annotations
 
@@ -166,7 +167,9 @@ def main() -> None:
                 CASES[name]()
             for one in done:
                 fits = "ok  " if one.shared <= limit else "OVER"
-                print(f"{fits} sm_{capability} {name:28} {one.name:10} shared {one.shared:7} {resources(one)}", flush=True)
+                print(
+                    f"{fits} sm_{capability} {name:28} {one.name:10} shared {one.shared:7} {resources(one)}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -231,7 +231,13 @@ def check_build():
     from ddtree.kernels.tree import build_tree
 
     gen = generator(30)
-    for depths, vocabulary, budget, spread in ((15, 300, 16, 3), (15, 300, 64, 1), (3, 4, 70, 1), (1, 50, 8, 1), (4, 40, 1, 2)):
+    for depths, vocabulary, budget, spread in (
+        (15, 300, 16, 3),
+        (15, 300, 64, 1),
+        (3, 4, 70, 1),
+        (1, 50, 8, 1),
+        (4, 40, 1, 2),
+    ):
         for ties in (False, True):
             logits = draw(gen, 2, depths, vocabulary) * spread
             if ties:  # many equal scores: the order of ties must be the twin's
@@ -249,7 +255,9 @@ def check_walk():
     gen = generator(31)
     for size in (17, 65, 130):
         for _ in range(3):
-            lists = [shuffled(SHAPES[s](n, gen), gen) for s, n in (("spine", size), ("random", size), ("star", size // 2))]
+            lists = [
+                shuffled(SHAPES[s](n, gen), gen) for s, n in (("spine", size), ("random", size), ("star", size // 2))
+            ]
             tree = to_device(make_tree(lists, size, gen))
             chosen = torch.randint(5000, 6000, (3, size), generator=gen)
             for r, parents in enumerate(lists):  # follow a random path for most nodes
