@@ -13,6 +13,12 @@ from reports.text import code, count, fence, fold, html, listed, prose, table
 from reports.words import STAGES, mark, meaning
 
 _ROWS = 12  # a table longer than this is folded
+#: What no static scan sees; said in every report, beside what this scan left out.
+_NEVER_SEEN = (
+    "the inside of compiled code: of a library only the operators that it declares are read",
+    "what is compiled or generated at run time (Triton, inductor and CuTe kernels come from the Python that was read)",
+    "flags and variables of a server that is not running: code behind a switch is judged as shipped",
+)
 _FEW = 8  # roots, plugins or ops named in the scope; the JSON has them all
 _NAMED = 5  # dismissed places shown for one reason; the rest are folded
 _SNIPPETS = 6  # snippets shown for one verdict; the rest are named
@@ -253,9 +259,9 @@ def scope(audit: Audit) -> str:
         body = "\n".join(f"- {code(file)}: {prose(why)}" for file, why in failed)
         title = f"{count(len(failed), 'file')} that could not be read or parsed"
         blocks.append(f"**{title}**\n{body}" if len(failed) <= _ROWS else fold(title, body))
-    unseen = list(dict.fromkeys(entry for v in audit.verdicts for entry in v.scope.not_examined))
-    blocks.append("**Not looked at**\n" + "\n".join(f"- {prose(entry)}" for entry in unseen) if unseen else "")
-    return "\n\n".join(block for block in blocks if block)
+    unseen = [*dict.fromkeys(entry for v in audit.verdicts for entry in v.scope.not_examined), *_NEVER_SEEN]
+    blocks.append("**Not looked at**\n" + "\n".join(f"- {prose(entry)}" for entry in unseen))
+    return "\n\n".join(blocks)
 
 
 def _few(entries: tuple[str, ...]) -> str:
