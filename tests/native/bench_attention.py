@@ -68,7 +68,8 @@ def case(requests: int, context: int, rows: int) -> None:
         )  # fmt: skip
 
     common = {"q": q, "k": keys, "v": values, "cu_seqlens_q": start, "max_seqlen_q": rows,
-              "max_seqlen_k": context + rows, "softmax_scale": scale, "block_table": table, "fa_version": 3}  # fmt: skip
+              "max_seqlen_k": context + rows, "softmax_scale": scale, "block_table": table,
+              "fa_version": 3}  # fmt: skip
 
     def stock(splits: int) -> Callable[[], object]:
         full = cached + length

@@ -4,7 +4,8 @@ A step without trees or with nothing but prefill is the stock backend's. Rows of
 the stock causal call; the tree kernel then overwrites the rows of tree requests.
 """
 
-# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+# mypy: disable-error-code="misc"
+# vLLM, whose classes are derived from, is not there when types are checked.
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """DFlash drafting, then a tree from all of its distributions instead of a chain from their maxima."""
 
-# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+# mypy: disable-error-code="misc"
+# vLLM, whose classes are derived from, is not there when types are checked.
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ _sample -> propose_draft_token_ids. Slots stay linear (row i of a request writes
 the mask follow the tree, so scheduler and block tables never learn that there is one.
 """
 
-# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+# mypy: disable-error-code="misc"
+# vLLM, whose classes are derived from, is not there when types are checked.
 
 from __future__ import annotations
 

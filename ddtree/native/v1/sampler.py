@@ -5,7 +5,8 @@ has the target's distribution, whatever the tree (naive sampling of SpecInfer, a
 probabilities are needed.
 """
 
-# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+# mypy: disable-error-code="misc"
+# vLLM, whose classes are derived from, is not there when types are checked.
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The stock GPU worker, with our model runner in the place where it constructs its own."""
 
-# mypy: disable-error-code="misc"  # base classes of vLLM, which is not there when types are checked
+# mypy: disable-error-code="misc"
+# vLLM, whose classes are derived from, is not there when types are checked.
 
 from __future__ import annotations
 
