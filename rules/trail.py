@@ -77,8 +77,9 @@ def _engine(ctx: Context) -> Iterator[TrailStep]:
     mask = ctx.verdicts.get("tree-mask")
     if mask and mask.outcome in ("yes", "partial") and mask.evidence:
         word = "is there" if mask.outcome == "yes" else "is there in part"
+        seen = "" if mask.evidence[0].file in hits.files else "not what is here: under another name, "
         proves = (
-            f"Tree attention {word} ({_at(mask.evidence[0])}). A mask decides what a node may see, not which token is "
+            f"{seen}tree attention {word} ({_at(mask.evidence[0])}). A mask decides what a node may see, not which token is "
             "accepted."
         )
     elif hits.lines:

@@ -73,7 +73,7 @@ def test_the_search_on_0_20_2() -> None:
     assert steps["`eagle/`"].hits == 0
     assert steps["the whole install, known names"].hits == 0
     engine = steps["`vllm/v1`"]
-    assert engine.hits == 116 and "Tree attention is there (`vllm/v1/attention/backends/tree_attn.py:" in engine.proves
+    assert engine.hits == 116 and "tree attention is there (`vllm/v1/attention/backends/tree_attn.py:" in engine.proves
     assert "A drafter does propose a tree (`vllm/v1/spec_decode/llm_base_proposer.py:" in steps["`spec_decode/`"].proves
     assert verdicts["tree-mask"].outcome == "yes" and verdicts["tree-build"].outcome == "yes"
     assert verdicts["tree-walk"].outcome == "no"
@@ -171,8 +171,11 @@ def test_what_a_hit_proves_follows_the_verdicts(tmp_path: Path) -> None:
     build = Verdict("tree-build", "yes", "there", evidence=(where,))
     with_both = {s.scope: s for s in trail(Ctx(tree, mask, build))}  # type: ignore[arg-type]
     without = {s.scope: s for s in trail(Ctx(tree))}  # type: ignore[arg-type]
-    assert "Tree attention is there" in with_both["`vllm/v1`"].proves
-    assert "Tree attention" not in without["`vllm/v1`"].proves
+    assert "tree attention is there" in with_both["`vllm/v1`"].proves
+    assert "tree attention" not in without["`vllm/v1`"].proves
+    elsewhere = Verdict("tree-mask", "partial", "there", evidence=(Evidence("vllm/x.py", 3, 3, "t", "0" * 64, ""),))
+    named = {s.scope: s for s in trail(Ctx(tree, elsewhere))}["`vllm/v1`"]  # type: ignore[arg-type]
+    assert "under another name, tree attention is there in part (`vllm/x.py:3`)" in named.proves
     assert "does propose a tree" in with_both["`spec_decode/`"].proves
     assert "does propose a tree" not in without["`spec_decode/`"].proves
 
