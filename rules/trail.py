@@ -79,8 +79,8 @@ def _engine(ctx: Context) -> Iterator[TrailStep]:
         word = "is there" if mask.outcome == "yes" else "is there in part"
         seen = "" if mask.evidence[0].file in hits.files else "not what is here: under another name, "
         proves = (
-            f"{seen}tree attention {word} ({_at(mask.evidence[0])}). A mask decides what a node may see, not which token is "
-            "accepted."
+            f"{seen}tree attention {word} ({_at(mask.evidence[0])}). "
+            "A mask decides what a node may see, not which token is accepted."
         )
     elif hits.lines:
         proves = "that the word is in use. Files that say “out-of-tree” or “suffix tree” say nothing about acceptance."
