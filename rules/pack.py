@@ -1,6 +1,6 @@
 """The facts of known releases, shipped with the package, so that a stock install is answered without parsing anything.
 
-``python -m rules.pack SITE_PACKAGES...`` makes it anew: one unpacked wheel a folder. A unit's facts are used only while its source is the
+``python -m rules.pack [--cache=DIR] SITE_PACKAGES...`` makes it anew: one unpacked wheel a folder; what DIR holds isn't made again. A unit's facts are used only while its source is the
 one that they were made with (rules.extraction.read_pack), so an old pack costs time, never correctness."""
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def make_pack(folders: Sequence[Path], cache: Path) -> bytes:
 
 def main(folders: list[str]) -> int:
     if not folders:
-        print("usage: python -m rules.pack SITE_PACKAGES...", file=sys.stderr)
+        print("usage: python -m rules.pack [--cache=DIR] SITE_PACKAGES...", file=sys.stderr)
         return 2
+    kept = Path(folders.pop(0).removeprefix("--cache=")) if folders[0].startswith("--cache=") else None
     with tempfile.TemporaryDirectory() as scratch:
-        packed = make_pack([Path(f) for f in folders], Path(scratch))
+        packed = make_pack([Path(f) for f in folders], kept or Path(scratch))
     PACK.parent.mkdir(exist_ok=True)
     PACK.write_bytes(packed)
     print(f"{PACK}: {len(packed):,} bytes")

@@ -30,7 +30,7 @@ class TooLarge(Exception):
 
 @dataclass(slots=True)
 class Node:
-    kind: str  # root param phi read iter affine cmp sel bin call fresh upd
+    kind: str  # root const param phi read window iter affine cmp sel bin call len fresh upd
     name: str  # table of a read, operator, called name
     line: int
     loop: int  # innermost loop, -1 outside
@@ -148,7 +148,7 @@ class Flow:
                 continue
             seen.add(number)
             node = self.nodes[number]
-            if node.kind in ("root", "const", "param", "read"):
+            if node.kind in ("root", "const", "param", "read", "window"):
                 found.append(node.name)
                 continue
             if node.kind == "bin" and node.left:
@@ -188,8 +188,8 @@ class Flow:
                 f = node.func
                 if isinstance(f, ast.Name) and f.id == function.name and not function.owner:
                     return True
-                if isinstance(f, ast.Attribute) and f.attr == function.name and (function.owner or function.name == f.attr):
-                    return bool(function.owner)
+                if isinstance(f, ast.Attribute) and f.attr == function.name and function.owner and isinstance(f.value, ast.Name):
+                    return True
         return False
 
     # ---- statements
@@ -390,7 +390,7 @@ class Flow:
             elif kind is ast.Attribute and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
                 names[_dotted(node)] = None
             elif kind is ast.Subscript and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
-                names[_root_name(node)] = None
+                names[_item(node) or _root_name(node)] = None  # type: ignore[arg-type]
             elif kind is ast.Call:
                 func = node.func  # type: ignore[attr-defined]
                 if isinstance(func, ast.Attribute):
@@ -497,6 +497,10 @@ class Flow:
             if name:
                 env[name] = value
                 self.writes.append(Write(name, "aug" if how == "aug" else "attr", target.lineno, self.loop, NONE, value, self._now(), NONE))
+        elif isinstance(target, ast.Subscript) and _item(target):
+            name = _item(target)
+            env[name] = value
+            self.writes.append(Write(name, "attr", target.lineno, self.loop, NONE, value, self._now(), NONE))
         elif isinstance(target, ast.Subscript):
             self._update(_root_name(target), how, self._index(target.slice, env), value, NONE, target.lineno, env)
 
@@ -532,6 +536,8 @@ class Flow:
             return self._call(node, env)  # type: ignore[arg-type]
         match node:
             case ast.Subscript():
+                if (held := env.get(_item(node))) is not None:
+                    return held
                 base = self.expr(node.value, env)
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                     return self._field(base, _dotted(node.value), node.slice.value, node.lineno)
@@ -539,7 +545,8 @@ class Flow:
                 if not index:
                     return base
                 table = self.table(base, _root_name(node.value))
-                return frozenset({self.add("read", table, node.lineno, (base, D), (index, I))})
+                window = isinstance(node.slice, ast.Slice)  # several places at once: something to compare, nowhere to go
+                return frozenset({self.add("window" if window else "read", table, node.lineno, (base, D), (index, I))})
             case ast.BinOp():
                 left, right = self.expr(node.left, env), self.expr(node.right, env)
                 op = _OPS.get(type(node.op), "?")
@@ -604,7 +611,8 @@ class Flow:
                 self.expr(node.upper, env)
             return self.expr(node.lower, env) if node.lower is not None else NONE
         if isinstance(node, ast.Tuple):
-            return frozenset().union(*(self._index(part, env) for part in node.elts)) if node.elts else NONE
+            parts = [part for part in node.elts if not isinstance(part, ast.Slice)]
+            return frozenset().union(*(self._index(part, env) for part in parts)) if parts else NONE
         return self.expr(node, env)
 
     def _attribute(self, node: ast.Attribute, env: Env) -> Value:
@@ -945,6 +953,14 @@ def _dotted(node: ast.AST) -> str:
         return ""
     parts.append(node.id)
     return ".".join(reversed(parts))
+
+
+def _item(node: ast.Subscript) -> str:
+    """ "d.key" for d["key"], "" for other subscripts."""
+    if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.slice.value}" if owner else ""
+    return ""
 
 
 def _root_name(node: ast.AST) -> str:

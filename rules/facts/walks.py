@@ -100,7 +100,7 @@ class Judge:
             node = self.nodes[number]
             if node.kind in ("affine", "len"):
                 continue
-            if node.kind in ("read", "iter"):
+            if node.kind in ("read", "window", "iter"):
                 found.append(number)
                 if node.kind == "read" and not node.name.startswith("."):
                     todo += [t for t, how in node.edges if how == D and self.nodes[t].kind in ("read", "call", "sel")]
@@ -126,7 +126,7 @@ class Judge:
                 if node.kind in ("root", "param"):
                     if node.name not in ("self", "cls"):
                         names.add(node.name)
-                elif node.kind not in ("read", "iter", "affine", "len"):
+                elif node.kind not in ("read", "window", "iter", "affine", "len"):
                     todo += [t for t, how in node.edges if how == D]
             self._tops[value] = frozenset(names)
         return self._tops[value]
@@ -225,7 +225,7 @@ def _cycles(flow: Flow) -> dict[int, set[int]]:
 
     def targets(number: int) -> list[int]:
         node = nodes[number]
-        if node.kind == "call" and node.name not in _HANDS_ON:
+        if node.kind == "len" or (node.kind == "call" and node.name not in _HANDS_ON):
             return []
         return [t for t, how in node.edges if how in _DI]
 
@@ -278,11 +278,12 @@ def judge(flow: Flow) -> list[Walk]:
     if not look.cmps and not any(n.kind == "read" for n in flow.nodes):
         return []
     walks: list[Walk] = []
-    for loop in range(len(flow.loops)):
+    own = [n for n, loop in enumerate(flow.loops) if flow.lines[0] <= loop.line <= flow.lines[1]]  # a helper's own loop is the helper's
+    for loop in own:
         walks += _chase(look, loop)
     if not look.tokens[0]:
         return walks
-    for loop in range(len(flow.loops)):
+    for loop in own:
         walks += _search(look, loop)
         walks += _parents(look, loop)
     walks += _by_hand(look)
