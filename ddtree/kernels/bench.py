@@ -6,6 +6,8 @@ over measured copy bandwidth and operations over measured matrix throughput (bf1
 launch adds about 2 us that the floor leaves out.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import argparse
@@ -66,7 +68,7 @@ HEADER = (
 )
 
 
-def replay(work: Callable[[int], None], calls: int, repeats: int = 15) -> float:
+def replay(work: Callable[[int], object], calls: int, repeats: int = 15) -> float:
     """Median microseconds of one of `calls` consecutive calls work(0), work(1), ... replayed as one CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -86,7 +88,7 @@ def replay(work: Callable[[int], None], calls: int, repeats: int = 15) -> float:
         stop.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop))
-    return statistics.median(times[3:]) * 1e3 / calls
+    return float(statistics.median(times[3:])) * 1e3 / calls
 
 
 @dataclass(frozen=True)
@@ -224,25 +226,30 @@ def round_rows(card: Ceilings, quick: bool) -> Iterator[Row]:
         for batch in (1,) if quick else (1, 8, 32):
             cache = torch.randn(layers, 2, batch, 2048, heads, dim, device=DEVICE, dtype=BF16)
             logits = torch.randn(batch, 15, vocabulary, device=DEVICE, dtype=BF16)
-            lengths = torch.full((batch,), 1024, device=DEVICE)
-            roots = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
             for budget in (16, 64, 256):
-                best = top_logprobs(logits, budget)
-                tree = build_tree(best, roots, budget)
-                chosen = follow(tree)
-                path = walk(tree, chosen)
-                rows = commit_rows(path, lengths)
-                moved = int(path.count.sum()) * layers * 2 * heads * dim * 2 * 2
-                parts: dict[str, tuple[float, Callable[[int], object]]] = {
-                    "top tokens": (logits.numel() * 2, lambda i, b=budget: top_logprobs(logits, b)),
-                    "build": (best[0].numel() * 12, lambda i, t=best, b=budget: build_tree(t, roots, b)),
-                    "walk": (tree.words.numel() * 8 + tree.tokens.numel() * 24, lambda i, t=tree, c=chosen: walk(t, c)),
-                    "commit rows": (64.0, lambda i, p=path: commit_rows(p, lengths)),
-                    "move rows": (moved, lambda i, r=rows: move_rows(cache, *r)),
-                }
-                for name, (size, work) in parts.items():
-                    us = replay(lambda i, w=work: w(i) and None, 20)
-                    yield Row(name, shape, budget, 0, batch, size / 1e6, 0.0, card.floor(size, 0.0), us)
+                yield from round_parts(card, shape, batch, budget, cache, logits)
+
+
+def round_parts(card: Ceilings, shape: str, batch: int, budget: int, cache: Tensor, logits: Tensor) -> Iterator[Row]:
+    lengths = torch.full((batch,), 1024, device=DEVICE)
+    roots = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+    best = top_logprobs(logits, budget)
+    tree = build_tree(best, roots, budget)
+    chosen = follow(tree)
+    path = walk(tree, chosen)
+    rows = commit_rows(path, lengths)
+    changed = int((rows[0] != rows[1]).sum())
+    moved = changed * 2 * cache[:, :, 0, 0].numel() * cache.element_size()
+    parts: dict[str, tuple[float, Callable[[int], object]]] = {
+        "top tokens": (logits.numel() * 2, lambda _: top_logprobs(logits, budget)),
+        "build": (best[0].numel() * 12, lambda _: build_tree(best, roots, budget)),
+        "walk": (tree.words.numel() * 8 + tree.tokens.numel() * 24, lambda _: walk(tree, chosen)),
+        "commit rows": (64.0 * batch, lambda _: commit_rows(path, lengths)),
+        "move rows": (max(moved, 1), lambda _: move_rows(cache, *rows)),
+    }
+    for name, (size, work) in parts.items():
+        us = replay(work, 20)
+        yield Row(name, shape, budget, 0, batch, size / 1e6, 0.0, card.floor(size, 0.0), us)
 
 
 def main() -> int:
@@ -257,6 +264,7 @@ def main() -> int:
     card = ceilings()
     name = torch.cuda.get_device_name()
     print(f"{name}: copy {card.bytes_us / 1e6:.2f} TB/s, bf16 product {card.flop_us / 1e6:.0f} TFLOP/s")
+    print(HEADER)
     rows = []
     groups = {"round": round_rows, "gdn": gdn_rows, "attention": attention_rows}
     for group_name, group in groups.items():
