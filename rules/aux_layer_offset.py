@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
-from rules.parts import Part, guards, holding, names_in, parse, place, strings_in
+from rules.parts import Part, guards, holding, names_in, parse, place, strings_in, walk
 from rules.recheck import Recheck
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def extract(path: str, source: bytes) -> list[Fact]:
 
 
 def _reads(part: Part) -> list[Fact]:
+    import libcst as cst
     import libcst.matchers as m
 
     function, lines = parse(part)
@@ -43,8 +44,10 @@ def _reads(part: Part) -> list[Fact]:
         m.Subscript(slice=[m.SubscriptElement(m.Index(key))]),
         m.Attribute(attr=m.Name(_KEY)),
     )
-    stored = {id(t.target) for a in m.findall(function, m.Assign()) for t in a.targets}  # type: ignore[attr-defined]
-    reads = [r for r in m.findall(function, reading) if id(r) not in stored and _of_dflash(function, r)]
+    stored = {id(t.target) for a in walk(function) if isinstance(a, cst.Assign) for t in a.targets}
+    kinds = (cst.Call, cst.Subscript, cst.Attribute)
+    found = [n for n in walk(function) if isinstance(n, kinds) and m.matches(n, reading)]
+    reads: list[cst.CSTNode] = [r for r in found if id(r) not in stored and _of_dflash(function, r)]
     if not reads:
         return []
     carried, raised = _follow(function, reads)
@@ -83,26 +86,30 @@ def _follow(function: cst.FunctionDef, reads: list[cst.CSTNode]) -> tuple[set[st
     elements: set[str] = set()
     raised: list[cst.CSTNode] = []
     one = m.Integer(value="1")
+    nodes = list(walk(function))
+    loops = [n for n in nodes if isinstance(n, (cst.CompFor, cst.For))]
+    maps = [n for n in nodes if m.matches(n, m.Call(func=m.Name("map"), args=[m.Arg(m.Lambda()), m.AtLeastN(n=1)]))]
     added = m.OneOf(m.BinaryOperation(operator=m.Add(), right=one), m.BinaryOperation(operator=m.Add(), left=one))
+    sums = [n for n in nodes if isinstance(n, cst.BinaryOperation) and m.matches(n, added)]
+    assigns = [n for n in nodes if isinstance(n, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and n.value is not None]
+    verbs = m.OneOf(m.Name("append"), m.Name("extend"))
+    growing = [n for n in nodes if m.matches(n, m.Call(func=m.Attribute(value=m.Name(), attr=verbs)))]
     for _ in range(4):  # names flow forward; a few rounds reach a fixpoint in functions of this size
-        for loop in m.findall(function, m.OneOf(m.CompFor(), m.For())):
-            if _mentions(loop.iter, carried, reads):  # type: ignore[attr-defined]
-                elements |= names_in(loop.target)  # type: ignore[attr-defined]
-        for call in m.findall(function, m.Call(func=m.Name("map"), args=[m.Arg(m.Lambda()), m.AtLeastN(n=1)])):
+        for loop in loops:
+            if _mentions(loop.iter, carried, reads):
+                elements |= names_in(loop.target)
+        for call in maps:
             assert isinstance(call, cst.Call)
             if any(_mentions(a.value, carried, reads) for a in call.args[1:]):
                 elements |= {p.name.value for p in call.args[0].value.params.params}  # type: ignore[attr-defined]
-        for node in m.findall(function, added):
+        for node in sums:
             if _mentions(node, carried | elements, reads) and not any(node is known for known in raised):
                 raised.append(node)
-        for assign in m.findall(function, m.OneOf(m.Assign(), m.AnnAssign(), m.AugAssign())):
-            value = assign.value  # type: ignore[attr-defined]
-            if value is not None and _mentions(value, carried | elements, reads):
-                targets = [t.target for t in assign.targets] if isinstance(assign, cst.Assign) else [assign.target]  # type: ignore[attr-defined]
+        for assign in assigns:
+            if assign.value is not None and _mentions(assign.value, carried | elements, reads):
+                targets = [t.target for t in assign.targets] if isinstance(assign, cst.Assign) else [assign.target]
                 carried |= {t.value for t in targets if isinstance(t, cst.Name)}
-        for call in m.findall(
-            function, m.Call(func=m.Attribute(value=m.Name(), attr=m.OneOf(m.Name("append"), m.Name("extend"))))
-        ):
+        for call in growing:
             assert isinstance(call, cst.Call)
             if any(_mentions(a.value, carried | elements, reads) for a in call.args):
                 carried.add(call.func.value.value)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from typing import Any
 
 from reports.model import Dismissed, Outcome, Verdict
 from rules.base import Context, Example, Fact
-from rules.parts import Part, holding, parse, place, tree_of
+from rules.parts import Part, holding, parse, place, tree_of, walk
 from rules.recheck import Recheck
 from rules.tree import SourceFile
 
@@ -50,8 +50,10 @@ def _gathers(part: Part) -> list[Fact]:
 
     function, lines = parse(part)
     index: dict[str, str] = {}  # local name -> "spec" or "rest"
-    for assign in m.findall(function, m.Assign(value=m.Attribute())):
-        assert isinstance(assign, cst.Assign) and isinstance(assign.value, cst.Attribute)
+    nodes = list(walk(function))
+    for assign in nodes:
+        if not isinstance(assign, cst.Assign) or not isinstance(assign.value, cst.Attribute):
+            continue
         attr = assign.value.attr.value
         if "spec_token_ind" in attr and isinstance(assign.targets[0].target, cst.Name):
             index[assign.targets[0].target.value] = "rest" if "non" in attr else "spec"
@@ -67,17 +69,20 @@ def _gathers(part: Part) -> list[Fact]:
         if rows is not None:
             taken[rows].setdefault(tensor, lines(at)[0])
 
-    for call in m.findall(function, m.Call(func=m.Attribute(attr=m.Name("index_select")))):
-        assert isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute)
+    for call in nodes:
+        if not isinstance(call, cst.Call) or not m.matches(call, m.Call(func=m.Attribute(attr=m.Name("index_select")))):
+            continue
+        assert isinstance(call.func, cst.Attribute)
         if isinstance(call.func.value, cst.Name) and call.func.value.value != "torch":
             take(call.func.value.value, call.args[-1].value, call)
         elif len(call.args) >= 3 and isinstance(call.args[0].value, cst.Name):
             take(call.args[0].value.value, call.args[-1].value, call)
-    for item in m.findall(function, m.Subscript(value=m.Name())):
-        assert isinstance(item, cst.Subscript)
+    for item in nodes:
+        if not isinstance(item, cst.Subscript) or not isinstance(item.value, cst.Name):
+            continue
         for element in item.slice:
             if isinstance(element.slice, cst.Index):
-                take(item.value.value, element.slice.value, item)  # type: ignore[attr-defined]
+                take(item.value.value, element.slice.value, item)
     if not taken["spec"] or not taken["rest"]:
         return []
     every = [*taken["spec"].values(), *taken["rest"].values()]

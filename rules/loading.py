@@ -16,7 +16,11 @@ from rules.base import Rule
 
 HERE = Path(__file__).parent
 _IS_RULE = re.compile(rb"^ID(: *\w+)? *= *", re.M)
-_IMPORTS = re.compile(rb"^\s*(?:from rules\.([\w.]+) import|import rules\.([\w.]+))|^\s*from rules import ([\w, ]+)", re.M)
+_IMPORTS = re.compile(
+    rb"^\s*(?:from rules\.([\w.]+) import|import rules\.([\w.]+))|^\s*from rules import ([\w, ]+)", re.M
+)
+#: Data files that a rule reads besides its own source: an answer changes with them.
+_DATA = {"native_adapter": sorted((HERE.parent / "ddtree" / "native").glob("seams*.json"))}
 _NO_FACTS = frozenset({"base", "tree", "slice"})  # what these say can't change what ``extract`` sees in one file
 
 
@@ -46,6 +50,7 @@ def load_rules(extra: Sequence[Path] = ()) -> list[Rule]:
 def rules_sha256(extra: Sequence[Path] = ()) -> str:
     """Hash of everything that an answer depends on besides the install: all of ``rules``, the model, the user's rules."""
     paths: list[Path] = sorted(HERE.rglob("*.py")) + [HERE.parent / "reports" / "model.py"] + rule_files(extra)[1]
+    paths += [path for data in _DATA.values() for path in data]
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -55,7 +60,7 @@ def rules_sha256(extra: Sequence[Path] = ()) -> str:
 def unit_sha(path: Path) -> str:
     """Hash of one module's source and of the modules of ``rules`` that it imports, however deep (16 hex digits)."""
     digest = hashlib.sha256()
-    for part in sorted(_closure(path)):
+    for part in [*sorted(_closure(path)), *(_DATA.get(path.stem, ()) if path.parent == HERE else ())]:
         digest.update(part.name.encode() + b"\0" + part.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -89,7 +94,9 @@ def _load(path: Path) -> ModuleType:
 
 
 def _rule(module: ModuleType, path: Path, origin: str) -> Rule:
-    missing = [name for name in ("ID", "QUESTION", "CHANGES_IF", "VALID", "INVALID", "judge") if not hasattr(module, name)]
+    missing = [
+        name for name in ("ID", "QUESTION", "CHANGES_IF", "VALID", "INVALID", "judge") if not hasattr(module, name)
+    ]
     if missing or not module.__doc__:
         raise ValueError(f"{path}: a rule needs {', '.join(missing) or 'a docstring'} (see rules/base.py)")
     return Rule(
