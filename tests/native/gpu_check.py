@@ -50,6 +50,9 @@ PHASES: dict[str, tuple[str | None, int, dict[str, Any], tuple[str, ...]]] = {
     "big-dflash": ("dflash", 15, {"cudagraph_capture_sizes": [16, 128]}, ("steps",)),
     "big16": ("ddtree", 16, {"cudagraph_capture_sizes": [17, 136]}, ("steps",)),
     "big64": ("ddtree", 64, {"cudagraph_capture_sizes": [65, 520]}, ("steps", "profile")),
+    "tree64f": ("ddtree", 64, {}, ("greedy", "forced", "random", "edges", "speed", "host")),
+    "tree16f": ("ddtree", 16, {}, ("greedy", "speed")),
+    "big16f": ("ddtree", 16, {"cudagraph_capture_sizes": [17, 136]}, ("steps",)),
     "big64f": ("ddtree", 64, {"cudagraph_capture_sizes": [65, 520]}, ("steps", "profile")),
     "tight": ("ddtree", 16, {"num_gpu_blocks_override": 160, "enforce_eager": True}, ("greedy", "edges")),
 }
@@ -421,7 +424,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=300, help="seconds for one phase")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    names = list(PHASES) if args.what == "all" else args.what.split(",")
+    names = [n for n in PHASES if not n.endswith("f")] if args.what == "all" else args.what.split(",")
     if args.what != "report":
         if len(names) == 1:
             phase(args, names[0])
@@ -431,7 +434,8 @@ def main() -> int:
         running: list[tuple[str, subprocess.Popen[bytes]]] = []
         for name in names:
             command = [sys.executable, __file__, name, *(c for c in sys.argv[2:] if c != "--parallel")]
-            environment = os.environ | ({"DDTREE_ATTENTION": "fused"} if name.endswith("f") else {})
+            fast = {"DDTREE_ATTENTION": "fused", "DDTREE_TOP": "kernel"} if name.endswith("f") else {}
+            environment = os.environ | fast
             log = (args.out / f"{name}.log").open("w")
             running.append((name, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)))
             if not args.parallel:

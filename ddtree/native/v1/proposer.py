@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,10 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from ddtree.native.build_kernel import build
 from ddtree.native.options import Options
 from ddtree.native.state import TreeState
+from ddtree.native.top_kernel import top_logprobs
+
+# "torch": topk and logsumexp of torch; "kernel": both in two launches, ties in order of ids.
+TOP = os.environ.get("DDTREE_TOP", "torch")
 
 
 class DDTreeProposer(DFlashProposer):
@@ -61,9 +66,14 @@ class DDTreeProposer(DFlashProposer):
         runner = self.runner
         req_ids = runner.input_batch.req_ids[: logits.shape[0]]
         slots, chains = self.trees.claim(req_ids, [self.needs_chain(r) for r in req_ids])
-        raw = logits.float()
-        values, ids = raw.topk(self.options.top_k, dim=-1)
-        values = values - raw.logsumexp(-1, keepdim=True)
+        rows, depth, vocabulary = logits.shape
+        if TOP == "kernel":
+            values, ids = top_logprobs(logits.view(-1, vocabulary), self.options.top_k)
+        else:
+            raw = logits.view(-1, vocabulary).float()
+            values, ids = raw.topk(self.options.top_k, dim=-1)
+            values = values - raw.logsumexp(-1, keepdim=True)
+        values, ids = values.view(rows, depth, -1), ids.view(rows, depth, -1)
         return build(values, ids, root_tokens, slots, chains, self.trees.stored)
 
     def needs_chain(self, request: str) -> bool:
