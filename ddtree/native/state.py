@@ -45,10 +45,10 @@ class TreeState:
             context_len=zeros(max_reqs),
             linear=zeros(max_tokens, dtype=torch.int64),
         )
-        both = zeros(2, max_reqs)
-        self._both, self.slots, self.drafts = both, both[0], both[1]
-        # Written by the host each step, read once by a copy; two sets, since one copy may still be in flight.
+        self.slots = zeros(max_reqs)
+        self.drafts = zeros(max_reqs)
         pin = device.type == "cuda"
+        # Written by the host each step; two sets, since the copy of one may still be in flight (async scheduling).
         self._host = [torch.zeros(4, max_reqs, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
         self.slot_of: dict[str, int] = {}
@@ -59,6 +59,12 @@ class TreeState:
         self.tree_step = False  # some rows go through the tree kernel
         self.mixed = False  # some do not
         self.live = 0
+
+    def host(self, row: int, values: Sequence[int]) -> Tensor:
+        """int32 values in pinned memory, to be copied without waiting."""
+        out = self._host[self._turn][row, : len(values)]
+        out.copy_(torch.tensor(values, dtype=torch.int32))
+        return out
 
     def begin(self, req_ids: Sequence[str], drafts: Sequence[int], rows: Sequence[int]) -> None:
         """Choose each request's tree for this step and upload the choice. Trees are used once: they leave the map.
@@ -75,10 +81,8 @@ class TreeState:
             chosen.append(slot if n > 0 else -1)
         count = len(chosen)
         self.live = count
-        host = self._host[self._turn]
-        numbers = host.numpy()
-        numbers[0, :count], numbers[1, :count] = chosen, drafts
-        self._both.copy_(host[:2], non_blocking=True)
+        self.slots[:count].copy_(self.host(0, chosen), non_blocking=True)
+        self.drafts[:count].copy_(self.host(1, list(drafts)), non_blocking=True)
         longest = max(rows)
         self.tree_step = longest <= self.size or any(slot >= 0 for slot in chosen)
         self.mixed = longest > self.size
@@ -105,10 +109,10 @@ class TreeState:
                 slot = self.slot_of[request] = self._free.popleft()
             slots.append(slot if slot >= 0 else self.spare)
         count = len(slots)
-        host = self._host[self._turn]
-        numbers = host.numpy()
-        numbers[2, :count], numbers[3, :count] = slots, chains
-        there = host[2:].to(self.slots.device, non_blocking=True)
+        both = self._host[self._turn]
+        both[2, :count].copy_(torch.tensor(slots, dtype=torch.int32))
+        both[3, :count].copy_(torch.tensor(chains, dtype=torch.int32))
+        there = both[2:].to(self.slots.device, non_blocking=True)
         return there[0, :count], there[1, :count]
 
 
