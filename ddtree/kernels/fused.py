@@ -104,9 +104,11 @@ def rotate_and_write(
         raise ValueError("projections or caches are not laid out as the kernel expects")
     q = torch.empty(requests, nodes, heads, hd, dtype=qgkv.dtype, device=qgkv.device)
     k_at = heads * hd * (2 if gated else 1)
-    norm = q_weight is not None
+    norm = k_weight is not None
+    if heads and norm != (q_weight is not None):
+        raise ValueError("queries and keys are normed together or not at all")
     _heads[(requests * nodes, heads + 2 * kv)](
-        qgkv, q_weight if norm else qgkv, k_weight if norm else qgkv, cos.contiguous(), sin.contiguous(),
+        qgkv, qgkv if q_weight is None else q_weight, k_weight if norm else qgkv, cos.contiguous(), sin.contiguous(),
         rows.contiguous(), q, keys, values, qgkv.stride(1), keys.stride(0), keys.stride(1), keys.stride(2), eps, nodes,
         k_at, k_at + kv * hd, HEADS=heads, KV=kv, HD=hd, ROT=cos.shape[-1], NORM=norm, num_warps=1,
     )  # fmt: skip

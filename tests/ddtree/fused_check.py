@@ -42,7 +42,7 @@ def check(dtype: torch.dtype) -> None:
     for heads, gated, norm, rot in cases:
         kv, hd, requests, nodes, rows = 2, 32, 2, 5, 40
         qgkv = draw(requests, nodes, 7 + (heads * (1 + gated) + 2 * kv) * hd)[..., 7:]
-        weights = [draw(hd).float() if norm else None for _ in "qk"]
+        weights = [draw(hd).float() if norm and (heads or x == "k") else None for x in "qk"]
         positions = torch.randint(0, 3000, (requests, nodes), generator=gen).to(DEVICE)
         cos, sin = layers.Rope(1e4 ** (-torch.arange(0, rot, 2) / rot)).to(DEVICE)(positions)
         at = torch.stack([torch.randperm(rows, generator=gen)[:nodes] for _ in range(requests)]).to(DEVICE)
