@@ -33,7 +33,8 @@ _NEAR = {
 
 @dataclass(frozen=True)
 class Accept:
-    """One accept loop. ``state``: "in" the slice, "off" (in it behind a condition that is false as shipped), "out" of it."""
+    """One accept loop. ``state``: "in" the slice, "off" (in it behind a condition that is false as shipped), "out"
+    of it."""
 
     file: SourceFile
     fact: Fact
@@ -61,7 +62,8 @@ def slice_of(ctx: Context) -> Slice:
 
 
 def accepts(ctx: Context, kind: Literal["walk", "chain"]) -> list[Accept]:
-    """Accept loops of one kind, reached ones first. Chains count as reached only through the sampler itself; walks also through what a
+    """Accept loops of one kind, reached ones first. Chains count as reached only through the sampler itself; walks
+    also through what a
     step of the runner calls around it."""
     found: list[Accept] = []
     reach = slice_of(ctx)
@@ -69,7 +71,12 @@ def accepts(ctx: Context, kind: Literal["walk", "chain"]) -> list[Accept]:
     for file, facts in ctx.facts("shapes"):
         for fact in facts:
             key = (file.path, str(fact.get("f", "")))
-            if fact["k"] == "open" and kind == "walk" and key not in seen and (key in reach.step or not file.stock or file.origin != "vllm"):
+            if (
+                fact["k"] == "open"
+                and kind == "walk"
+                and key not in seen
+                and (key in reach.step or not file.stock or file.origin != "vllm")
+            ):
                 fact = next(iter(_across_files(ctx, file, key[1])), fact)
             if fact["k"] != kind or key in seen:
                 continue
@@ -86,7 +93,9 @@ def _across_files(ctx: Context, file: SourceFile, qual: str) -> list[Fact]:
 
     reach = slice_of(ctx)
     if (file.path, qual) not in reach.across:
-        reach.across[file.path, qual] = across_files(cast("ScanContext", ctx), reach.resolver, file, qual) if reach.resolver else []
+        reach.across[file.path, qual] = (
+            across_files(cast("ScanContext", ctx), reach.resolver, file, qual) if reach.resolver else []
+        )
     return reach.across[file.path, qual]
 
 
@@ -124,7 +133,8 @@ def near_misses(ctx: Context) -> list[Dismissed]:
 
 
 def unread_in_slice(ctx: Context) -> list[str]:
-    """Files that acceptance could pass through and that nobody could read: the slice ran into them, or they could hold any of it."""
+    """Files that acceptance could pass through and that nobody could read: the slice ran into them, or they could
+    hold any of it."""
     reach = slice_of(ctx)
     failed = {f.file for f in ctx.scope().files_failed}
     hot = {path for path, _ in reach.step} | reach.unread

@@ -1,6 +1,8 @@
-"""Facts and judgements kept between scans: one sqlite file (WAL), shared by every target and by scans that run at the same time.
+"""Facts and judgements kept between scans: one sqlite file (WAL), shared by every target and by scans that run at
+the same time.
 
-Nothing here may make a scan fail: a cache that can't be opened, read or written is left alone, and ``problem`` says why."""
+Nothing here may make a scan fail: a cache that can't be opened, read or written is left alone, and ``problem`` says
+why."""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ class Cache:
             present = self.rows(rows)
             self._db.executemany(
                 "INSERT OR REPLACE INTO files VALUES (?, ?)",
-                [(sha, json.dumps({**present.get(sha, {}), **row}, separators=(",", ":"))) for sha, row in rows.items()],
+                [
+                    (sha, json.dumps({**present.get(sha, {}), **row}, separators=(",", ":")))
+                    for sha, row in rows.items()
+                ],
             )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -75,9 +80,12 @@ class Cache:
         return None
 
     def put_judgement(self, key: str, body: Any, now: float) -> None:
-        self._execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?)", [key, json.dumps(body, separators=(",", ":")), now])
         self._execute(
-            "DELETE FROM judgements WHERE key NOT IN (SELECT key FROM judgements ORDER BY used DESC LIMIT ?)", [_KEEP_JUDGEMENTS]
+            "INSERT OR REPLACE INTO judgements VALUES (?, ?, ?)", [key, json.dumps(body, separators=(",", ":")), now]
+        )
+        self._execute(
+            "DELETE FROM judgements WHERE key NOT IN (SELECT key FROM judgements ORDER BY used DESC LIMIT ?)",
+            [_KEEP_JUDGEMENTS],
         )
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Whether a condition in the code is false as shipped: constants, environment variables and their defaults. Unknown is None."""
+"""Whether a condition in the code is false as shipped: constants, environment variables and their defaults. Unknown
+is None."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _FALSE = ("", "0", "false", "no", "off", "none")
 
 
 def switched_off(conditions: list[str], lookup: Lookup, environment: Mapping[str, str]) -> str:
-    """The first of these conditions that is false as shipped (as text), or "". One that starts with "!" must be false to get there."""
+    """The first of these conditions that is false as shipped (as text), or "". One that starts with "!" must be
+    false to get there."""
     for condition in conditions:
         negated = condition.startswith("!")
         value = evaluate(condition.removeprefix("!"), lookup, environment)
@@ -81,7 +83,7 @@ def _call(node: ast.Call, lookup: Lookup, env: Mapping[str, str], depth: int) ->
         return env.get(args[0], args[1] if len(args) > 1 else None)
     if name in ("int", "bool", "float", "str") and len(args) == 1 and args[0] is not UNKNOWN:
         try:
-            return {"int": int, "bool": bool, "float": float, "str": str}[name](args[0])  # type: ignore[operator]
+            return {"int": int, "bool": bool, "float": float, "str": str}[name](args[0])
         except (TypeError, ValueError):
             return UNKNOWN
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("lower", "upper", "strip") and not node.args:

@@ -1,4 +1,5 @@
-"""What a rule's ``judge`` may ask: cached facts, files, evidence, scope. Nothing here parses except ``graph`` (files a slice visits)."""
+"""What a rule's ``judge`` may ask: cached facts, files, evidence, scope. Nothing here parses except ``graph`` (files
+a slice visits)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ _SNIPPET_LINES = 40
 
 
 class ScanContext:
-    """The Context of one scan (rules.base.Context, and what the detector's own rules need besides: ``slice``, ``graph``)."""
+    """The Context of one scan (rules.base.Context, and what the detector's own rules need besides: ``slice``,
+    ``graph``)."""
 
-    def __init__(self, tree: InstallTree, rows: dict[str, Row], cache: Cache, unreadable: list[tuple[str, str]]) -> None:
+    def __init__(
+        self, tree: InstallTree, rows: dict[str, Row], cache: Cache, unreadable: list[tuple[str, str]]
+    ) -> None:
         self.tree = tree
         self.verdicts: Mapping[str, Verdict] = {}
         self._rows = rows
@@ -34,7 +38,8 @@ class ScanContext:
         self._new_graphs: dict[str, Row] = {}
 
     def facts(self, rule_id: str) -> list[tuple[SourceFile, list[Fact]]]:
-        """Facts of that unit ("shapes" is stage 1), only of files that Python would import, plugins and changed files first."""
+        """Facts of that unit ("shapes" is stage 1), only of files that Python would import, plugins and changed
+        files first."""
         found = []
         for file in self._sorted:
             entry = self._rows.get(file.sha256, {}).get(rule_id)
@@ -62,7 +67,7 @@ class ScanContext:
     @cached_property
     def failed(self) -> tuple[Failed, ...]:
         """Files that no parser here could read, and files whose bytes could not be had."""
-        failures = {path: why for path, why in self._unreadable}
+        failures = dict(self._unreadable)
         for file in self.tree.files:
             entry = self._rows.get(file.sha256, {}).get("shapes")
             if entry and failure(entry[1]):
@@ -79,7 +84,9 @@ class ScanContext:
             files_failed=self.failed,
             functions_examined=functions,
             roots=self.slice.roots,
-            plugins=tuple(sorted({f.origin.removeprefix("plugin:") for f in self.tree.files if f.origin.startswith("plugin:")})),
+            plugins=tuple(
+                sorted({f.origin.removeprefix("plugin:") for f in self.tree.files if f.origin.startswith("plugin:")})
+            ),
             binary_ops=tuple(sorted(self.slice.ops)),
             not_examined=self.slice.not_examined,
         )
@@ -97,7 +104,8 @@ class ScanContext:
         return graph_unit()
 
     def graph(self, file: SourceFile) -> Any:
-        """The file's functions, classes, calls, imports and constants (rules.facts.graph), made now if they are not cached; None
+        """The file's functions, classes, calls, imports and constants (rules.facts.graph), made now if they are not
+        cached; None
         when the file can't be read or parsed."""
         row = self._rows.get(file.sha256)
         if not is_known(row, self._graph_unit):

@@ -1,4 +1,5 @@
-"""Accept loops whose step is a function of another file: the loop is read again, with that file's function in its place."""
+"""Accept loops whose step is a function of another file: the loop is read again, with that file's function in its
+place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From an install to its verdicts: cached judgement, or facts (known or made now) and then every rule in the report's order."""
+"""From an install to its verdicts: cached judgement, or facts (known or made now) and then every rule in the
+report's order."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _FIRST = ("verifiers", "tree-walk", "tree-commit")  # what a provisional answer 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a scan is. ``provisional`` is given once, when the hot folders are through: the verdicts that would hold if the rest
+    """How far a scan is. ``provisional`` is given once, when the hot folders are through: the verdicts that would
+    hold if the rest
     of the install said nothing."""
 
     stage: Literal["facts", "rules", "done"]
@@ -33,7 +35,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Judgement:
-    """``facts``: "known" when no file had to be parsed. ``errors`` have code, message and hint; rule ids in them are incomplete."""
+    """``facts``: "known" when no file had to be parsed. ``errors`` have code, message and hint; rule ids in them are
+    incomplete."""
 
     verdicts: tuple[Verdict, ...]
     trail: tuple[TrailStep, ...] = ()
@@ -51,8 +54,10 @@ def judge(
     extra_rules: Sequence[Path] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Judgement:
-    """Every rule's answer about this install. ``cache`` is the folder that facts and judgements are kept in (None: nowhere). Raises
-    ValueError for a rule file that is not one; a rule that fails is an ``unknown`` verdict and an entry in ``errors``."""
+    """Every rule's answer about this install. ``cache`` is the folder that facts and judgements are kept in (None:
+    nowhere). Raises
+    ValueError for a rule file that is not one; a rule that fails is an ``unknown`` verdict and an entry in
+    ``errors``."""
     store = Cache(cache)
     rules_hash = rules_sha256(extra_rules)
     key = _key(tree, rules_hash)
@@ -101,8 +106,16 @@ def _judge(
                 verdicts[rule.id] = rule.judge(ctx)
             except Exception as error:  # one broken rule must not cost the others
                 said = f"{type(error).__name__}: {error}"
-                errors.append({"code": "rule-failed", "message": f"rule {rule.id} failed: {said}", "hint": f"report it, or leave out {rule.origin}"})
-                verdicts[rule.id] = Verdict(rule.id, "unknown", f"the rule itself failed: {said}", "low", changes_if=rule.changes_if)
+                errors.append(
+                    {
+                        "code": "rule-failed",
+                        "message": f"rule {rule.id} failed: {said}",
+                        "hint": f"report it, or leave out {rule.origin}",
+                    }
+                )
+                verdicts[rule.id] = Verdict(
+                    rule.id, "unknown", f"the rule itself failed: {said}", "low", changes_if=rule.changes_if
+                )
         return list(verdicts.values())
 
     ordered = sorted(rules, key=lambda r: VERDICT_IDS.index(r.id) if r.id in VERDICT_IDS else len(VERDICT_IDS))
@@ -122,10 +135,13 @@ def _judge(
     assumptions = _part("assumptions", ctx, errors)
     ctx.close()
     errors += [
-        {"code": "file-failed", "message": f"{f.file}: {f.why}", "hint": "an answer that depends on it is unknown"} for f in ctx.failed
+        {"code": "file-failed", "message": f"{f.file}: {f.why}", "hint": "an answer that depends on it is unknown"}
+        for f in ctx.failed
     ]
     progress(Progress("done", len(rules), len(rules)))
-    return Judgement(tuple(verdicts), trail, assumptions, tuple(errors), "parsed" if parsed else "known", parsed, rules_hash)
+    return Judgement(
+        tuple(verdicts), trail, assumptions, tuple(errors), "parsed" if parsed else "known", parsed, rules_hash
+    )
 
 
 def _part(name: str, ctx: Any, errors: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -138,17 +154,24 @@ def _part(name: str, ctx: Any, errors: list[dict[str, Any]]) -> tuple[Any, ...]:
             return ()
         raise
     except Exception as error:
-        errors.append({"code": "rule-failed", "message": f"{name} failed: {type(error).__name__}: {error}", "hint": "report it"})
+        errors.append(
+            {"code": "rule-failed", "message": f"{name} failed: {type(error).__name__}: {error}", "hint": "report it"}
+        )
         return ()
 
 
 def _key(tree: InstallTree, rules_hash: str) -> str:
-    facts = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree) if f.name not in ("read", "files", "binaries")}
+    facts = {
+        f.name: getattr(tree, f.name) for f in dataclasses.fields(tree) if f.name not in ("read", "files", "binaries")
+    }
     body = [
         rules_hash,
         [(f.path, f.sha256, f.origin, f.stock) for f in tree.files],
         [(b.path, b.sha256, b.schemas) for b in tree.binaries],
-        {name: dataclasses.asdict(v) if dataclasses.is_dataclass(v) and not isinstance(v, type) else v for name, v in facts.items()},
+        {
+            name: dataclasses.asdict(v) if dataclasses.is_dataclass(v) and not isinstance(v, type) else v
+            for name, v in facts.items()
+        },
     ]
     return hashlib.sha256(json.dumps(body, default=_as_json).encode()).hexdigest()
 

@@ -1,4 +1,5 @@
-"""Miniature installs for the examples of the acceptance rules: two runners, a sampler, and one ``accept`` in some place or other."""
+"""Miniature installs for the examples of the acceptance rules: two runners, a sampler, and one ``accept`` in some
+place or other."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ CHAIN = """
 
 
 def install(accept: str = CHAIN, **files: str) -> dict[str, str]:
-    """An install whose sampler calls ``accept`` (a module's source). ``files`` replace or add others, by path with "__" for "/"."""
+    """An install whose sampler calls ``accept`` (a module's source). ``files`` replace or add others, by path with
+    "__" for "/"."""
     made = {
         "vllm/__init__.py": "",
         "vllm/v1/worker/gpu_model_runner.py": _RUNNER,
@@ -79,9 +81,14 @@ def switched(walk: str, switch: str, condition: str) -> dict[str, str]:
     )
     rejection = rejection.replace(
         "from vllm.v1.sample.accepting import accept\n",
-        f"import os\n\nfrom vllm.v1.sample.accepting import accept\nfrom vllm.v1.sample.walking import accept as walked\n\n{switch}\n",
+        "import os\n\nfrom vllm.v1.sample.accepting import accept\n"
+        f"from vllm.v1.sample.walking import accept as walked\n\n{switch}\n",
     )
-    return {**install(CHAIN), "vllm/v1/sample/rejection_sampler.py": rejection, "vllm/v1/sample/walking.py": dedent(walk).lstrip()}
+    return {
+        **install(CHAIN),
+        "vllm/v1/sample/rejection_sampler.py": rejection,
+        "vllm/v1/sample/walking.py": dedent(walk).lstrip(),
+    }
 
 
 def subclassed(walk: str) -> dict[str, str]:
@@ -95,7 +102,9 @@ def subclassed(walk: str) -> dict[str, str]:
             def forward(self, metadata, logits):
                 return accept(*metadata.tables, logits.argmax(-1))
     """
-    runner = dedent(_RUNNER).replace("vllm.v1.sample.rejection_sampler import RejectionSampler", "vllm.v1.sample.other import Other")
+    runner = dedent(_RUNNER).replace(
+        "vllm.v1.sample.rejection_sampler import RejectionSampler", "vllm.v1.sample.other import Other"
+    )
     return {
         **install(CHAIN, vllm__v1__sample__other=sub, vllm__v1__sample__walking=walk),
         "vllm/v1/worker/gpu_model_runner.py": runner.replace("RejectionSampler(", "Other(").lstrip(),

@@ -1,4 +1,5 @@
-"""Acceptance written in many ways, under names that say nothing: walks through trees, chains, and what only looks like a walk.
+"""Acceptance written in many ways, under names that say nothing: walks through trees, chains, and what only looks
+like a walk.
 
 Each entry is the source of a module that defines ``accept(...)``; rules.examples puts it into a miniature install."""
 

@@ -1,4 +1,5 @@
-"""Facts of files: what is cached, what the shipped pack knows, what must be made now (in worker processes when it is much)."""
+"""Facts of files: what is cached, what the shipped pack knows, what must be made now (in worker processes when it is
+much)."""
 
 from __future__ import annotations
 
@@ -25,8 +26,17 @@ from rules.tree import InstallTree, SourceFile
 PACK = HERE / "data" / "facts.pack"
 _POOL_FROM = 1_500_000  # bytes to parse above which worker processes pay for their start
 _BATCH = 400_000
-#: Where acceptance lives in every known vLLM: looked at first, for the provisional verdict. Order only: nothing is left out.
-_HOT = ("vllm/v1/sample/", "vllm/v1/worker/", "vllm/v1/spec_decode/", "vllm/v1/attention/", "vllm/v1/core/", "vllm/config/", "vllm/envs.py")
+#: Where acceptance lives in every known vLLM: looked at first, for the provisional verdict. Order only: nothing is
+#: left out.
+_HOT = (
+    "vllm/v1/sample/",
+    "vllm/v1/worker/",
+    "vllm/v1/spec_decode/",
+    "vllm/v1/attention/",
+    "vllm/v1/core/",
+    "vllm/config/",
+    "vllm/envs.py",
+)
 _PY = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -60,12 +70,14 @@ def graph_unit() -> Unit:
 
 
 def failure(facts: Any) -> str:
-    """Why a file could not be parsed, or "" (a unit's facts are a list, or {"failed": why, "py": minor version that failed})."""
+    """Why a file could not be parsed, or "" (a unit's facts are a list, or {"failed": why, "py": minor version that
+    failed})."""
     return str(facts["failed"]) if isinstance(facts, dict) else ""
 
 
 def is_known(row: Row | None, unit: Unit) -> bool:
-    """Whether the row holds this unit's facts. A failure holds only for the Python that failed: another minor may parse it."""
+    """Whether the row holds this unit's facts. A failure holds only for the Python that failed: another minor may
+    parse it."""
     if row is None or unit.id not in row or row[unit.id][0] != unit.sha:
         return False
     facts = row[unit.id][1]
@@ -84,13 +96,16 @@ def extract_one(unit: Unit, path: str, source: bytes) -> Any:
 
 
 def read_pack(units: Sequence[Unit], path: Path = PACK) -> dict[str, Row]:
-    """Rows of the shipped pack (by the first 16 hex digits of the file's hash), for the units whose source is what it was made with."""
+    """Rows of the shipped pack (by the first 16 hex digits of the file's hash), for the units whose source is what
+    it was made with."""
     try:
         pack = json.loads(lzma.decompress(path.read_bytes()))
     except (OSError, lzma.LZMAError, ValueError):
         return {}
     usable = {u.id: u.sha for u in units if pack["units"].get(u.id) == u.sha}
-    everywhere = [name for name in usable if name != "graph"]  # in the pack, no facts means: looked at, and nothing there
+    everywhere = [
+        name for name in usable if name != "graph"
+    ]  # in the pack, no facts means: looked at, and nothing there
     rows: dict[str, Row] = {sha: {name: [usable[name], []] for name in everywhere} for sha in pack["seen"]}
     for sha, facts in pack["facts"].items():
         for name, found in facts.items():
@@ -108,7 +123,8 @@ def extract_all(
     cache: Cache,
     progress: Callable[[int, int, bool], None],
 ) -> list[tuple[str, str]]:
-    """Make what ``rows`` lacks and add it there and to the cache. Returns (path, why) of the files whose bytes could not be had.
+    """Make what ``rows`` lacks and add it there and to the cache. Returns (path, why) of the files whose bytes could
+    not be had.
     ``progress(done, total, hot)``: hot is True once, when the hot folders are through."""
     todo: list[tuple[str, str, list[str]]] = []
     seen: set[str] = set()
@@ -174,7 +190,9 @@ def _heat(file: SourceFile) -> tuple[bool, bool, int]:
 
 
 def _work(batch: list[tuple[str, str, list[str], bytes]], units: dict[str, Unit]) -> list[tuple[str, str, Any]]:
-    return [(sha, name, extract_one(units[name], path, source)) for sha, path, missing, source in batch for name in missing]
+    return [
+        (sha, name, extract_one(units[name], path, source)) for sha, path, missing, source in batch for name in missing
+    ]
 
 
 _worker_units: dict[str, Unit] = {}
@@ -198,7 +216,8 @@ Batch = list[tuple[str, str, list[str], bytes]]
 def _in_pool(
     batches: Iterable[Batch], extra: Sequence[Path], units: dict[str, Unit]
 ) -> Iterator[tuple[list[tuple[str, str, Any]], int]]:
-    """The batches' results as they come. A batch whose worker dies is repeated file by file, and the file that kills it is a failed file."""
+    """The batches' results as they come. A batch whose worker dies is repeated file by file, and the file that kills
+    it is a failed file."""
     workers = min(os.cpu_count() or 1, 8)
     source = iter(batches)
     left: list[Batch] = []
@@ -223,7 +242,9 @@ def _in_pool(
                 yield [(item[0], name, why) for name in item[2]], 1
 
 
-def _finished(running: dict[Future[list[tuple[str, str, Any]]], Batch]) -> Iterator[tuple[list[tuple[str, str, Any]], int]]:
+def _finished(
+    running: dict[Future[list[tuple[str, str, Any]]], Batch],
+) -> Iterator[tuple[list[tuple[str, str, Any]], int]]:
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         result = future.result()
         yield result, len(running.pop(future))
@@ -231,4 +252,6 @@ def _finished(running: dict[Future[list[tuple[str, str, Any]]], Batch]) -> Itera
 
 def _pool(workers: int, extra: Sequence[Path]) -> ProcessPoolExecutor:
     # Not fork: a scan of several targets runs threads.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(tuple(extra),))
+    return ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(tuple(extra),)
+    )

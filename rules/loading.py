@@ -1,4 +1,5 @@
-"""Finding rule modules and hashing what their answers depend on. Hashing imports nothing, so that a warm scan stays fast."""
+"""Finding rule modules and hashing what their answers depend on. Hashing imports nothing, so that a warm scan stays
+fast."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def rule_files(extra: Sequence[Path] = ()) -> tuple[list[Path], list[Path]]:
 
 
 def load_rules(extra: Sequence[Path] = ()) -> list[Rule]:
-    """Every rule, built-in ones first. Raises ValueError when a rule file lacks a name that rules.base asks for, or repeats an ID."""
+    """Every rule, built-in ones first. Raises ValueError when a rule file lacks a name that rules.base asks for, or
+    repeats an ID."""
     built_in, mine = rule_files(extra)
     rules = [_rule(importlib.import_module(f"rules.{path.stem}"), path, "builtin") for path in built_in]
     rules += [_rule(_load(path), path, str(path.parent)) for path in mine]
@@ -48,7 +50,8 @@ def load_rules(extra: Sequence[Path] = ()) -> list[Rule]:
 
 
 def rules_sha256(extra: Sequence[Path] = ()) -> str:
-    """Hash of everything that an answer depends on besides the install: all of ``rules``, the model, the user's rules."""
+    """Hash of everything that an answer depends on besides the install: all of ``rules``, the model, the user's
+    rules."""
     paths: list[Path] = sorted(HERE.rglob("*.py")) + [HERE.parent / "reports" / "model.py"] + rule_files(extra)[1]
     paths += [path for data in _DATA.values() for path in data]
     digest = hashlib.sha256()

@@ -10,7 +10,9 @@ from rules.base import Context
 #: An op's schema, as TORCH_LIBRARY keeps it in the binary: "ns::name(Tensor a, int b) -> Tensor".
 _SCHEMA = re.compile(r"^(?:(?P<space>\w+)::)?(?P<name>\w+)(?:\.\w+)?\s*\((?P<args>.*)\)\s*->")
 #: Arguments that say where to go next in a tree. The only place where names are looked at: a schema has nothing else.
-_LINK = re.compile(r"(retriev|retriv|parent|child|sibling|next_token|next_node|ancestor|tree|accept_index|path_ind)", re.I)
+_LINK = re.compile(
+    r"(retriev|retriv|parent|child|sibling|next_token|next_node|ancestor|tree|accept_index|path_ind)", re.I
+)
 
 
 def schemas(ctx: Context) -> dict[str, str]:
@@ -38,7 +40,8 @@ def link_tables(schema: str) -> list[str]:
 def hidden_acceptance(ctx: Context) -> list[str]:
     """Why acceptance can't be followed to its end in source, one line each; empty when it can.
 
-    An op that stock vLLM calls and this build does not define (its CPU and ROCm kernels) can't run here and hides nothing."""
+    An op that stock vLLM calls and this build does not define (its CPU and ROCm kernels) can't run here and hides
+    nothing."""
     known = schemas(ctx)
     why: list[str] = []
     reach = slice_of(ctx)
@@ -47,7 +50,8 @@ def hidden_acceptance(ctx: Context) -> list[str]:
             continue
         schema = known.get(op) or known.get(op.rpartition(".")[2])
         if schema is not None and len(link_tables(schema)) >= 2:
-            why.append(f"torch.ops.{op} takes link tables ({', '.join(link_tables(schema))}) and is compiled: {caller[0]} {caller[1]}")
+            links = ", ".join(link_tables(schema))
+            why.append(f"torch.ops.{op} takes link tables ({links}) and is compiled: {caller[0]} {caller[1]}")
         elif schema is None and not stock:
             why.append(f"torch.ops.{op}, called by {caller[0]} {caller[1]}, is defined in no file that was read")
     for (path, symbol), lines in sorted(reach.executed.items()):

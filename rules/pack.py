@@ -1,6 +1,7 @@
 """The facts of known releases, shipped with the package, so that a stock install is answered without parsing anything.
 
-``python -m rules.pack [--cache=DIR] SITE_PACKAGES...`` makes it anew: one unpacked wheel a folder; what DIR holds isn't made again. A unit's facts are used only while its source is the
+``python -m rules.pack [--cache=DIR] SITE_PACKAGES...`` makes it anew: one unpacked wheel a folder; what DIR holds
+isn't made again. A unit's facts are used only while its source is the
 one that they were made with (rules.extraction.read_pack), so an old pack costs time, never correctness."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reachability beside acceptance: from the drafters that runners construct, and from the modules that anything names."""
+"""Reachability beside acceptance: from the drafters that runners construct, and from the modules that anything
+names."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def reached_by_drafters(ctx: Context) -> dict[Key, Reached]:
 
 
 def named_by(ctx: Context, path: str) -> tuple[str, str]:
-    """(file, registered name) of a file that imports this one or names it as a dotted path; ("", "") when none does. The registered name
+    """(file, registered name) of a file that imports this one or names it as a dotted path; ("", "") when none does.
+    The registered name
     is what a registry calls it (NAME = "pkg.module.Class")."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     parent, _, last = module.rpartition(".")

@@ -1,7 +1,9 @@
 """What is reachable from the samplers that the runners construct: the only code whose acceptance counts.
 
-Roots: the methods of a runner that call a sampler, the classes that it constructs as samplers, what its sampler hook returns, and
-whatever a plugin (or any code that runs) puts in their place. From there calls, references (functions passed by name), constructed
+Roots: the methods of a runner that call a sampler, the classes that it constructs as samplers, what its sampler hook
+returns, and
+whatever a plugin (or any code that runs) puts in their place. From there calls, references (functions passed by
+name), constructed
 classes and named modules are followed through files, each edge with the conditions that it stands under."""
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Reached:
 
 @dataclass
 class Slice:
-    """``reached`` are functions that acceptance can pass through; ``step`` also those that a step of the runner calls around it (not
+    """``reached`` are functions that acceptance can pass through; ``step`` also those that a step of the runner
+    calls around it (not
     through a drafter or a model)."""
 
     roots: tuple[str, ...] = ()
@@ -47,7 +50,9 @@ class Slice:
     not_examined: tuple[str, ...] = ()
     resolver: Resolver | None = None
     across: dict[Key, list[Any]] = field(default_factory=dict)  # walks that show only with another file's functions
-    replaced: list[tuple[Key, str]] = field(default_factory=list)  # what plugins put in place: (function, what it replaces)
+    replaced: list[tuple[Key, str]] = field(
+        default_factory=list
+    )  # what plugins put in place: (function, what it replaces)
 
 
 def make_slice(ctx: ScanContext) -> Slice:
@@ -57,7 +62,8 @@ def make_slice(ctx: ScanContext) -> Slice:
 
 
 def from_drafters(ctx: ScanContext) -> dict[Key, Reached]:
-    """What the drafters that the runners construct can reach (classes with a method ``propose``: how runners call every drafter)."""
+    """What the drafters that the runners construct can reach (classes with a method ``propose``: how runners call
+    every drafter)."""
     walker = _Walker(ctx)
     starts: list[tuple[Key, Reached]] = []
     for path, runner in RUNNERS.items():
@@ -69,12 +75,18 @@ def from_drafters(ctx: ScanContext) -> dict[Key, Reached]:
                     for made, name in walker.constructed(path, text):
                         if walker.method(made.path, name, "propose") is not None:
                             off = walker.off((path, f"{cls}.__init__"), under)
-                            starts += [(k, Reached(runner, (f"{cls}.{attribute}",), off)) for k in walker.all_methods(made.path, name)]
+                            starts += [
+                                (k, Reached(runner, (f"{cls}.{attribute}",), off))
+                                for k in walker.all_methods(made.path, name)
+                            ]
     for entry in ctx.tree.entry_points:
         target = walker.module(entry.value.partition(":")[0])
         if target is not None:
             where = walker.resolve(target.path, entry.value.partition(":")[2])
-            starts += [(k, Reached("plugin", (entry.name,))) for k in (walker.functions_of(*where) if where is not None and where[1] else [])]
+            starts += [
+                (k, Reached("plugin", (entry.name,)))
+                for k in (walker.functions_of(*where) if where is not None and where[1] else [])
+            ]
     return walker.follow(starts, hops=5)
 
 
@@ -234,7 +246,9 @@ class Resolver:
         module, _, attribute = origin.partition(":")
         target = self.module(self.absolute(path, module)) if attribute else None
         inner = self.ctx.graph(target) if target is not None else None
-        return str(inner["consts"][attribute]) if inner is not None and attribute in inner["consts"] and not rest else None
+        return (
+            str(inner["consts"][attribute]) if inner is not None and attribute in inner["consts"] and not rest else None
+        )
 
     def _is_passed(self, path: str, qual: str, name: str) -> bool:
         return True  # a parameter's default says nothing about its callers
@@ -265,7 +279,13 @@ class _Walker(Resolver):
         self.slice.resolver = self
 
     def _runner(
-        self, path: str, cls: str, runner: str, starts: list[tuple[Key, Reached]], around: list[tuple[Key, Reached]], roots: list[str]
+        self,
+        path: str,
+        cls: str,
+        runner: str,
+        starts: list[tuple[Key, Reached]],
+        around: list[tuple[Key, Reached]],
+        roots: list[str],
     ) -> None:
         file = self.ctx.file(path)
         assert file is not None
@@ -273,7 +293,9 @@ class _Walker(Resolver):
         attributes = {a for a in graph["classes"][cls]["a"] if "sampler" in a}
         direct: set[str] = set()
         for qual, function in graph["functions"].items():
-            if qual.startswith(f"{cls}.") and any(c[0].startswith("self.") and c[0].split(".")[1] in attributes for c in function["c"]):
+            if qual.startswith(f"{cls}.") and any(
+                c[0].startswith("self.") and c[0].split(".")[1] in attributes for c in function["c"]
+            ):
                 direct.add(qual)
         for attribute in sorted(attributes):
             for where, text, under in self.attribute(path, cls, attribute):
@@ -284,13 +306,19 @@ class _Walker(Resolver):
                     for key in self.all_methods(made.path, name):
                         starts.append((key, Reached(runner, (f"{cls}.{attribute}",), off)))
                 for hook in self._hooks(text, graph, cls):
-                    starts += [(key, Reached(runner, (f"{cls}.{attribute} from {hook}",), off)) for key in self._hooked(hook)]
+                    starts += [
+                        (key, Reached(runner, (f"{cls}.{attribute} from {hook}",), off)) for key in self._hooked(hook)
+                    ]
         samplers = {q for q in direct if not any(part in q for part in ("dummy", "profile", "capture", "warm"))}
         for qual in sorted(direct):
             reached = Reached(runner, (qual,))
-            (starts if self._accepts(graph["functions"][qual], attributes) and qual in samplers else around).append(((path, qual), reached))
+            (starts if self._accepts(graph["functions"][qual], attributes) and qual in samplers else around).append(
+                ((path, qual), reached)
+            )
         for qual, function in graph["functions"].items():
-            if qual.startswith(f"{cls}.") and any(c[0] == f"self.{q.split('.')[-1]}" for c in function["c"] for q in samplers):
+            if qual.startswith(f"{cls}.") and any(
+                c[0] == f"self.{q.split('.')[-1]}" for c in function["c"] for q in samplers
+            ):
                 around.append(((path, qual), Reached(runner, (qual,))))
 
     @staticmethod
@@ -302,8 +330,19 @@ class _Walker(Resolver):
         """Method names of hooks that supply a sampler: x.hook(...), directly or through a name assigned just before."""
         names = [text]
         if text.isidentifier():
-            names += [c[0] for f in (v for q, v in graph["functions"].items() if q.startswith(f"{cls}.")) for c in f["c"] if "sampler" in c[0]]
-        return sorted({n.split("(")[0].rsplit(".", 1)[-1] for n in names if "sampler" in n.split("(")[0].rsplit(".", 1)[-1] and "custom" in n})
+            names += [
+                c[0]
+                for f in (v for q, v in graph["functions"].items() if q.startswith(f"{cls}."))
+                for c in f["c"]
+                if "sampler" in c[0]
+            ]
+        return sorted(
+            {
+                n.split("(")[0].rsplit(".", 1)[-1]
+                for n in names
+                if "sampler" in n.split("(")[0].rsplit(".", 1)[-1] and "custom" in n
+            }
+        )
 
     def _hooked(self, hook: str) -> list[Key]:
         """What classes with such a method return: everything that those methods construct."""
@@ -323,7 +362,8 @@ class _Walker(Resolver):
         return list(keys.values())
 
     def _replacements(self, starts: list[tuple[Key, Reached]], roots: list[str]) -> None:
-        """Attributes that running code sets on the runner, on a sampler class or on their modules: setattr, a.b = c, in plugins first."""
+        """Attributes that running code sets on the runner, on a sampler class or on their modules: setattr, a.b = c,
+        in plugins first."""
         loaded: dict[Key, Reached] = {}
         entries: list[tuple[Key, Reached]] = []
         for entry in self.ctx.tree.entry_points:
@@ -355,7 +395,13 @@ class _Walker(Resolver):
                 self._replace(file, fact, how, modules, starts, roots)
 
     def _replace(
-        self, file: SourceFile, fact: dict[str, Any], how: Reached, modules: set[str], starts: list[tuple[Key, Reached]], roots: list[str]
+        self,
+        file: SourceFile,
+        fact: dict[str, Any],
+        how: Reached,
+        modules: set[str],
+        starts: list[tuple[Key, Reached]],
+        roots: list[str],
     ) -> None:
         target = self.resolve(file.path, fact["o"])
         if target is None or target[0].path not in modules:
@@ -368,7 +414,9 @@ class _Walker(Resolver):
             if where is None or not where[1]:
                 continue
             for key in self.functions_of(*where):
-                starts.append((key, Reached("plugin" if file.origin != "vllm" else how.runner, (*how.via, f"sets {what}"), off)))
+                starts.append(
+                    (key, Reached("plugin" if file.origin != "vllm" else how.runner, (*how.via, f"sets {what}"), off))
+                )
                 self.slice.replaced.append((key, what))
             roots.append(f"{file.path}:{fact['l']} {name} in place of {what}")
 
@@ -404,7 +452,11 @@ class _Walker(Resolver):
                     if key in reached or how.hops > hops:
                         continue
                     reached[key] = how
-                    later += [(k, r) for k, r in self._edges(key, how, imports, narrow) if k not in reached and (off_pass or not r.off)]
+                    later += [
+                        (k, r)
+                        for k, r in self._edges(key, how, imports, narrow)
+                        if k not in reached and (off_pass or not r.off)
+                    ]
                 todo = later
         return reached
 
@@ -423,12 +475,16 @@ class _Walker(Resolver):
         if function.get("x") and not imports:
             self.slice.executed.setdefault(key, function["x"])
         edges: list[tuple[Key, Reached]] = []
-        verbs = {name[2:] for name, _, _ in function["c"] if name.startswith("?.")} | {"__init__", "__call__", "forward"}
+        verbs = {name[2:] for name, _, _ in function["c"] if name.startswith("?.")} | {
+            "__init__",
+            "__call__",
+            "forward",
+        }
         calls = len(function["c"])
         for number, (name, _, under) in enumerate([*function["c"], *function["r"]]):
             targets = self._targets(path, qual, name, graph)
             if number >= calls and how.hops > 1 and len(targets) > 1:
-                continue  # a class that is only named, far from the sampler: a backend's or a config's, not an acceptance
+                continue  # a class that is only named, far from the sampler: a backend's, a config's
             if narrow and len(targets) > 1:  # a class: around acceptance, only what is called on it here
                 if any(q.endswith(".propose") for _, q in targets):
                     continue
@@ -448,7 +504,11 @@ class _Walker(Resolver):
     def _targets(self, path: str, qual: str, name: str, graph: dict[str, Any]) -> list[Key]:
         if name.startswith("'"):
             text = name[1:].replace(":", ".")
-            where = self._in_module(text, 4) if text.split(".")[0] == "vllm" or self.module(text.rpartition(".")[0]) else None
+            where = (
+                self._in_module(text, 4)
+                if text.split(".")[0] == "vllm" or self.module(text.rpartition(".")[0])
+                else None
+            )
             return self.functions_of(*where) if where is not None and where[1] else []
         cls = next((part for part in qual.split(".") if part in graph["classes"]), "")
         parts = name.split(".")
@@ -464,14 +524,14 @@ class _Walker(Resolver):
                 return []
             verb = parts[2] if len(parts) == 3 else ""
             targets: list[Key] = []
-            for where, text, _ in self.attribute(path, cls, attribute):
-                for made, owner in self.constructed(where, text):
+            for place, text, _ in self.attribute(path, cls, attribute):
+                for made, owner in self.constructed(place, text):
                     for one in (verb,) if verb else ("__call__", "forward"):
                         method = self.method(made.path, owner, one)
                         if method is not None:
                             targets.append(method)
                 if not verb:
-                    resolved = self.resolve(where, text) if text.replace(".", "").isidentifier() else None
+                    resolved = self.resolve(place, text) if text.replace(".", "").isidentifier() else None
                     if resolved is not None and resolved[1]:
                         targets += self.functions_of(*resolved)
             return targets
@@ -482,7 +542,9 @@ class _Walker(Resolver):
                     return [found]
             return []
         if parts[0] == "?":  # a method of something: of a class that this file defines or imports
-            found_methods = [self.method(path, c, parts[1]) for c in graph["classes"] if f"{c}.{parts[1]}" in graph["functions"]]
+            found_methods = [
+                self.method(path, c, parts[1]) for c in graph["classes"] if f"{c}.{parts[1]}" in graph["functions"]
+            ]
             return [m for m in found_methods if m is not None and m != (path, qual)]
         local = self._local(path, qual, parts[0])
         if local is not None and len(parts) == 1:

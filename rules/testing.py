@@ -15,7 +15,8 @@ from rules.tree import EntryPoint, InstallTree, SourceFile
 
 
 def tree_from_dir(site_packages: Path, *, pythonpath: Sequence[Path] = ()) -> InstallTree:
-    """An unpacked site-packages folder (``vllm/`` and ``vllm-*.dist-info/``) as an InstallTree; binaries are not read. Other
+    """An unpacked site-packages folder (``vllm/`` and ``vllm-*.dist-info/``) as an InstallTree; binaries are not
+    read. Other
     distributions in it count as plugins if they declare an entry point of a ``vllm.*`` group."""
     listed = _record(site_packages)
     where: dict[str, Path] = {}
@@ -38,7 +39,9 @@ def tree_from_dir(site_packages: Path, *, pythonpath: Sequence[Path] = ()) -> In
     ours = [f for f in files if f.origin == "vllm"]
     changed = tuple(f.path for f in ours if f.path in listed and not f.stock)
     orphans = tuple(f.path for f in ours if f.path not in listed)
-    missing = tuple(sorted(p for p in listed if p.endswith(".py") and p.startswith("vllm/") and not (site_packages / p).exists()))
+    missing = tuple(
+        sorted(p for p in listed if p.endswith(".py") and p.startswith("vllm/") and not (site_packages / p).exists())
+    )
     status = "unknown" if not listed else "changed" if changed or orphans or missing else "clean"
     return InstallTree(
         vllm_version=version,
@@ -50,7 +53,8 @@ def tree_from_dir(site_packages: Path, *, pythonpath: Sequence[Path] = ()) -> In
 
 
 def tree_from_example(example: Example) -> InstallTree:
-    """A rule's example as an InstallTree. Paths under ``vllm/`` are vLLM's; others belong to ``plugin:example`` if the example has
+    """A rule's example as an InstallTree. Paths under ``vllm/`` are vLLM's; others belong to ``plugin:example`` if
+    the example has
     entry points, to ``pythonpath:0`` if not."""
     contents = {hashlib.sha256(text.encode()).hexdigest(): text.encode() for text in example.files.values()}
     other = "plugin:example" if example.entry_points else "pythonpath:0"

@@ -1,16 +1,19 @@
 """The drafter proposes a tree: more than one candidate for a position, each with its parent.
 
-Looked for by shape: level by level (several candidates for every node of a level, the parents' inputs repeated for them, the model run
-on the level) or best first (a heap that is popped and pushed in one loop, beside a list of parents). A beam search that keeps one line in
+Looked for by shape: level by level (several candidates for every node of a level, the parents' inputs repeated for
+them, the model run
+on the level) or best first (a heap that is popped and pushed in one loop, beside a list of parents). A beam search
+that keeps one line in
 the end, and a suffix tree that is only searched, are not proposals of a tree.
 
-``yes`` when a documented configuration value, or nothing at all, is needed to get it (the value is named); ``partial`` when no drafter
+``yes`` when a documented configuration value, or nothing at all, is needed to get it (the value is named);
+``partial`` when no drafter
 leads to it, or only a switch that is off.
 """
 
 from __future__ import annotations
 
-from reports.model import Verdict
+from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.examples import install
 from rules.reach import reached_by_drafters
@@ -29,13 +32,19 @@ def extract(path: str, source: bytes) -> list[Fact]:
 def judge(ctx: Context) -> Verdict:
     found = [(file, fact) for file, facts in ctx.facts(ID) for fact in facts]
     if not found:
-        return Verdict(ID, "no", "no function expands several candidates per node, level by level or best first", scope=ctx.scope(),
-                       changes_if=CHANGES_IF)  # fmt: skip
+        return Verdict(
+            ID,
+            "no",
+            "no function expands several candidates per node, level by level or best first",
+            scope=ctx.scope(),
+            changes_if=CHANGES_IF,
+        )
     reach = reached_by_drafters(ctx)
     states = [(file, fact, reach.get((file.path, fact["f"]))) for file, fact in found]
     states.sort(key=lambda s: (s[2] is None, bool(s[2] and s[2].off)))
     file, fact, how = states[0]
     where = f"{file.path}:{fact['l']} {fact['f']}"
+    outcome: Outcome
     shape = "level by level" if fact["s"] == "levels" else "best first"
     if how is None:
         said, outcome = f"{where} proposes a tree {shape}, but no drafter of a runner leads to it", "partial"
@@ -46,15 +55,24 @@ def judge(ctx: Context) -> Verdict:
         said, outcome = f"{where} proposes a tree {shape}{value}", "yes"
     return Verdict(
         ID,
-        outcome,  # type: ignore[arg-type]
+        outcome,
         said,
         evidence=tuple(ctx.evidence(f, x["v"], min(x["e"], x["v"] + 30), x["f"]) for f, x, _ in states[:4]),
         scope=ctx.scope(),
         recheck=f"sed -n {fact['v']},{min(fact['e'], fact['v'] + 30)}p {file.path}" if file.origin == "vllm" else "",
         changes_if=CHANGES_IF,
-        items=tuple({"symbol": x["f"], "file": f.path, "line": x["l"], "shape": x["s"], "config": x["c"], "reachable": bool(r and not r.off)}
-                    for f, x, r in states),
-    )  # fmt: skip
+        items=tuple(
+            {
+                "symbol": x["f"],
+                "file": f.path,
+                "line": x["l"],
+                "shape": x["s"],
+                "config": x["c"],
+                "reachable": bool(r and not r.off),
+            }
+            for f, x, r in states
+        ),
+    )
 
 
 _RUNNER = """

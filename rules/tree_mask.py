@@ -1,22 +1,28 @@
 """Attention can let a query see its ancestors only: a matrix between queries that is not just causal, made from a tree.
 
-Three things are looked for: functions that make an ancestor mask (a node's row is its parent's row and itself; a matrix set at each
-node's ancestors; a climb from parent to parent), attention kernels that take a matrix between queries, and callers that pass one.
-``yes``: a mask is made and attention gets it. ``partial``: the kernel could take one, and nobody passes it; or a mask is made and
+Three things are looked for: functions that make an ancestor mask (a node's row is its parent's row and itself; a
+matrix set at each
+node's ancestors; a climb from parent to parent), attention kernels that take a matrix between queries, and callers
+that pass one.
+``yes``: a mask is made and attention gets it. ``partial``: the kernel could take one, and nobody passes it; or a
+mask is made and
 nothing uses it. Arguments that are merely called ``tree_mask`` count for nothing.
 """
 
 from __future__ import annotations
 
-from reports.model import Dismissed, Verdict
+from reports.model import Dismissed, Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.examples import install
 from rules.reach import named_by
+from rules.tree import SourceFile
 from rules.tree_shapes import masks
 
 ID = "tree-mask"
 QUESTION = "Can attention show a node its ancestors only?"
-CHANGES_IF = "a plugin or a changed file brings a backend with an ancestor mask, or passes one to a kernel that takes it"
+CHANGES_IF = (
+    "a plugin or a changed file brings a backend with an ancestor mask, or passes one to a kernel that takes it"
+)
 NEEDLES = (b"mask", b"bias", b"<<", b"[parent", b"append", b"while ")
 
 
@@ -25,16 +31,19 @@ def extract(path: str, source: bytes) -> list[Fact]:
 
 
 def judge(ctx: Context) -> Verdict:
-    made, kernels, passed = [], [], []
+    made: list[tuple[SourceFile, Fact]] = []
+    kernels: list[tuple[SourceFile, Fact]] = []
+    passed: list[tuple[SourceFile, Fact]] = []
     for file, facts in ctx.facts(ID):
         for fact in facts:
             {"mask": made, "bias": kernels, "pass": passed}[fact["k"]].append((file, fact))
     made = [(f, x) for f, x in made if _about_attention(ctx, f.path)]
     given = [(f, x) for f, x in passed if any(x["p"] == k["p"] for _, k in kernels)]
     dismissed = tuple(
-        Dismissed(f.path, x["v"], x["to"], "a tree mask", "an argument of that name, to an op; no mask is made from a tree here")
-        for f, x in passed if "tree" in x["p"]
-    )  # fmt: skip
+        Dismissed(f.path, x["v"], x["to"], "a tree mask", "an argument of that name; no mask is made from a tree here")
+        for f, x in passed
+        if "tree" in x["p"]
+    )
     users = [(f, x, named_by(ctx, f.path)) for f, x in made]
     live = [(f, x, u) for f, x, u in users if u[0]]
     evidence = tuple(ctx.evidence(f, x["l"], x["e"], x["f"]) for f, x in [*made[:3], *kernels[:2]])
@@ -47,25 +56,52 @@ def judge(ctx: Context) -> Verdict:
         else:
             file, fact = given[0]
             said = f"{file.path}:{fact['v']} passes a mask between queries ({fact['p']}={fact['x']}) to attention"
-        outcome = "yes"
+        outcome: Outcome = "yes"
     elif kernels:
         names = sorted({k["p"] for _, k in kernels})
         file, fact = kernels[0]
-        said = f"an attention kernel takes a matrix between queries (`{', '.join(names)}`, {file.path}:{fact['l']}), and nobody passes one"
+        said = (
+            f"an attention kernel takes a matrix between queries (`{', '.join(names)}`, {file.path}:{fact['l']}), "
+            "and nobody passes one"
+        )
         outcome = "partial"
     elif made:
-        said, outcome = f"{made[0][0].path}:{made[0][1]['l']} {made[0][1]['f']} makes an ancestor mask that nothing uses", "partial"
+        said, outcome = (
+            f"{made[0][0].path}:{made[0][1]['l']} {made[0][1]['f']} makes an ancestor mask that nothing uses",
+            "partial",
+        )
     else:
         said, outcome = "no ancestor mask is made, and no attention kernel takes a matrix between queries", "no"
     names = sorted({k["p"] for _, k in kernels})
-    command = f"grep -rnE '{'|'.join(names)} *=' vllm --include='*.py' | grep -vE '({'|'.join(names)}) *= *(None|\\1)' || true" if names else ""
-    return Verdict(ID, outcome, said, evidence=evidence, scope=ctx.scope(), dismissed=dismissed[:20], recheck=command,  # type: ignore[arg-type]
-                   changes_if=CHANGES_IF)  # fmt: skip
+    command = (
+        f"grep -rnE '{'|'.join(names)} *=' vllm --include='*.py' | "
+        f"grep -vE '({'|'.join(names)}) *= *(None|\\1)' || true"
+        if names
+        else ""
+    )
+    return Verdict(
+        ID,
+        outcome,
+        said,
+        evidence=evidence,
+        scope=ctx.scope(),
+        dismissed=dismissed[:20],
+        recheck=command,
+        changes_if=CHANGES_IF,
+    )
 
 
 def _about_attention(ctx: Context, path: str) -> bool:
-    """Compilers, parsers and pixel code have matrices of ancestors too; this is about what attention and drafting use."""
-    aside = ("vllm/compilation/", "vllm/multimodal/", "vllm/tool_parsers/", "vllm/parser/", "vllm/entrypoints/", "vllm/distributed/")
+    """Compilers, parsers and pixel code have matrices of ancestors too; this is about what attention and drafting
+    use."""
+    aside = (
+        "vllm/compilation/",
+        "vllm/multimodal/",
+        "vllm/tool_parsers/",
+        "vllm/parser/",
+        "vllm/entrypoints/",
+        "vllm/distributed/",
+    )
     return not path.startswith(aside)
 
 
@@ -114,17 +150,28 @@ _KERNEL = """
 """
 _ROWS = "m[i, i] = True\n            m[i] |= m[up[i]]"
 _CLIMB = "j = i\n            while j >= 0:\n                m[i, j] = True\n                j = up[j]"
+_PREFIXES = """above = []
+            for d in range(len(paths[i])):
+                above.append(paths.index(paths[i][:d]))
+            m[i, above] = True"""
+_NAMED = """
+    import torch
+
+
+    def f(q, tree_mask):
+        return torch.ops._C.extend(q, tree_mask=tree_mask.int())
+"""
 VALID = (
     Example("a row is the parent's row", _backend(_ROWS, vllm__v1__attention__registry=_USER), "yes"),
     Example("a climb to the root", _backend(_CLIMB, vllm__v1__attention__registry=_USER), "yes"),
-    Example("prefixes of paths", _backend(
-        "above = []\n            for d in range(len(paths[i])):\n                above.append(paths.index(paths[i][:d]))\n            m[i, above] = True",
-        vllm__v1__attention__registry=_USER), "yes"),
-)  # fmt: skip
+    Example("prefixes of paths", _backend(_PREFIXES, vllm__v1__attention__registry=_USER), "yes"),
+)
 INVALID = (
     Example("nothing uses it", _backend(_ROWS), "partial"),
     Example("causal", _backend("m[i, : i + 1] = True", vllm__v1__attention__registry=_USER), "no"),
-    Example("a sliding window", _backend("m[i, max(0, i - 4) : i + 1] = True", vllm__v1__attention__registry=_USER), "no"),
-    Example("an argument called tree_mask", install(vllm__custom_ops="import torch\n\ndef f(q, tree_mask):\n    return torch.ops._C.extend(q, tree_mask=tree_mask.int())\n"), "no"),
+    Example(
+        "a sliding window", _backend("m[i, max(0, i - 4) : i + 1] = True", vllm__v1__attention__registry=_USER), "no"
+    ),
+    Example("an argument called tree_mask", install(vllm__custom_ops=_NAMED), "no"),
     Example("nothing of the kind", install(), "no"),
-)  # fmt: skip
+)

@@ -1,5 +1,7 @@
-"""Trees being proposed, masked and committed: the shapes that the rules ``tree-build``, ``tree-mask`` and ``tree-commit`` look for,
-found in one file by ``ast``. Only syntax and the verbs of array libraries count, except where a docstring says otherwise."""
+"""Trees being proposed, masked and committed: the shapes that the rules ``tree-build``, ``tree-mask`` and
+``tree-commit`` look for,
+found in one file by ``ast``. Only syntax and the verbs of array libraries count, except where a docstring says
+otherwise."""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ def _root(node: ast.AST) -> str:
     return node.id
 
 
+def _receiver(call: ast.Call) -> str:
+    return _root(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
 def _fact(kind: str, function: Function, line: int, **more: Any) -> Fact:
     end = function.node.end_lineno or function.node.lineno
     return {"k": kind, "f": function.qual, "l": function.node.lineno, "e": end, "v": line, **more}
 
 
-def _body(module: Module, function: Function) -> list[ast.AST]:
+def _body(module: Module, function: Function) -> list[Any]:
     return module.tour[function.first : function.last]
 
 
@@ -48,8 +54,10 @@ def _body(module: Module, function: Function) -> list[ast.AST]:
 def builds(source: bytes) -> list[Fact]:
     """Functions that propose a tree.
 
-    levels: a loop over depths that takes several candidates for each node of a level, repeats the parents' inputs for them, and runs the
-    model on the level before it goes on. heap: best-first expansion, a heap that is popped and pushed in one loop, beside a list that
+    levels: a loop over depths that takes several candidates for each node of a level, repeats the parents' inputs
+    for them, and runs the
+    model on the level before it goes on. heap: best-first expansion, a heap that is popped and pushed in one loop,
+    beside a list that
     is given each node's parent."""
     module = read_module(source)
     found: list[Fact] = []
@@ -73,12 +81,15 @@ def _levels(module: Module, loop: ast.AST) -> str:
         isinstance(c.func, ast.Name) and any(k.arg in ("input_ids", "hidden_states") for k in c.keywords) for c in calls
     )
     grows = bool(names & {"cat", "append", "concat", "concatenate"})
-    spreads = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.FloorDiv) for n in module.walk(loop)) or "repeat_interleave" in names
+    spreads = (
+        any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.FloorDiv) for n in module.walk(loop))
+        or "repeat_interleave" in names
+    )
     return "levels" if takes and repeats and runs and grows and spreads else ""
 
 
 def _takes_one(call: ast.Call) -> bool:
-    counts = [a for a in [*call.args, *(k.value for k in call.keywords)] if isinstance(a, ast.Constant)]
+    counts: list[Any] = [a for a in [*call.args, *(k.value for k in call.keywords)] if isinstance(a, ast.Constant)]
     return any(c.value == 1 for c in counts)
 
 
@@ -94,9 +105,11 @@ def _best_first(module: Module, loop: ast.AST) -> str:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value in pops:
             popped |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     appended = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "append" and c.args]
-    keeps = {_root(c.func.value) for c in appended if {n.id for n in ast.walk(c.args[0]) if isinstance(n, ast.Name)} & popped}
+    keeps = {_receiver(c) for c in appended if {n.id for n in ast.walk(c.args[0]) if isinstance(n, ast.Name)} & popped}
     stores = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Subscript)]
-    keeps |= {_root(n.targets[0]) for n in stores if {m.id for m in ast.walk(n.value) if isinstance(m, ast.Name)} & popped}
+    keeps |= {
+        _root(n.targets[0]) for n in stores if {m.id for m in ast.walk(n.value) if isinstance(m, ast.Name)} & popped
+    }
     return "heap" if len(keeps) >= 2 else ""
 
 
@@ -115,7 +128,11 @@ def _configured(module: Module, function: Function) -> str:
         if isinstance(node, ast.Call) and _last(node.func) == "literal_eval" and node.args:
             name = dotted(node.args[0])
             for other in module.tour:
-                if isinstance(other, ast.Assign) and any(dotted(t) == name for t in other.targets) and isinstance(other.value, ast.Attribute):
+                if (
+                    isinstance(other, ast.Assign)
+                    and any(dotted(t) == name for t in other.targets)
+                    and isinstance(other.value, ast.Attribute)
+                ):
                     return other.value.attr
             return name.rpartition(".")[2]
     return ""
@@ -127,9 +144,12 @@ def _configured(module: Module, function: Function) -> str:
 def masks(source: bytes) -> list[Fact]:
     """Functions that make an ancestor mask, and attention kernels that take one.
 
-    rows: a node's row is its parent's row and itself. ancestors: a matrix is set at [node, its ancestors], in a loop over nodes.
-    climb: a loop that goes from a node to its parents and sets the matrix at each. bias: a Triton kernel that adds what it loads at
-    (key position - context length) to the scores, from a pointer of its own: attention can take a mask between queries."""
+    rows: a node's row is its parent's row and itself. ancestors: a matrix is set at [node, its ancestors], in a loop
+    over nodes.
+    climb: a loop that goes from a node to its parents and sets the matrix at each. bias: a Triton kernel that adds
+    what it loads at
+    (key position - context length) to the scores, from a pointer of its own: attention can take a mask between
+    queries."""
     module = read_module(source)
     found: list[Fact] = []
     for function in module.functions:
@@ -150,7 +170,11 @@ def _mask_rows(nodes: list[ast.AST]) -> tuple[str, int] | None:
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             target, value = node.targets[0], node.value
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript) and isinstance(node.op, ast.BitOr):
+        elif (
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Subscript)
+            and isinstance(node.op, ast.BitOr)
+        ):
             target, value = node.target, node.value
         else:
             continue
@@ -158,9 +182,19 @@ def _mask_rows(nodes: list[ast.AST]) -> tuple[str, int] | None:
         for part in ast.walk(value):
             if isinstance(part, ast.Subscript) and _root(part) == root and _first_index(part) != _first_index(target):
                 index = part.slice.elts[0] if isinstance(part.slice, ast.Tuple) and part.slice.elts else part.slice
-                own = target.slice.elts[0] if isinstance(target.slice, ast.Tuple) and target.slice.elts else target.slice
-                rows = isinstance(part.slice, ast.Tuple) or isinstance(value, (ast.BinOp, ast.Subscript)) and not isinstance(value, ast.BoolOp)
-                if isinstance(index, ast.Subscript) and isinstance(own, ast.Name) and _root(index) != root and rows and _sets_itself(nodes, root, own.id):
+                own = (
+                    target.slice.elts[0] if isinstance(target.slice, ast.Tuple) and target.slice.elts else target.slice
+                )
+                rows = isinstance(part.slice, ast.Tuple) or (
+                    isinstance(value, (ast.BinOp, ast.Subscript)) and not isinstance(value, ast.BoolOp)
+                )
+                if (
+                    isinstance(index, ast.Subscript)
+                    and isinstance(own, ast.Name)
+                    and _root(index) != root
+                    and rows
+                    and _sets_itself(nodes, root, own.id)
+                ):
                     return "rows", node.lineno
     return None
 
@@ -174,9 +208,14 @@ def _sets_itself(nodes: list[ast.AST], root: str, name: str) -> bool:
     """m[i, i] = ..., or a bit of i's own: 1 << i."""
     for node in nodes:
         if isinstance(node, ast.Subscript) and _root(node) == root and isinstance(node.slice, ast.Tuple):
-            if [e.id for e in node.slice.elts if isinstance(e, ast.Name)].count(name) >= 2:
+            names = [e.id for e in node.slice.elts if isinstance(e, ast.Name)]
+            if names.count(name) >= 2:
                 return True
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift) and name in {n.id for n in ast.walk(node.right) if isinstance(n, ast.Name)}:
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.LShift)
+            and name in {n.id for n in ast.walk(node.right) if isinstance(n, ast.Name)}
+        ):
             return True
     return False
 
@@ -186,14 +225,25 @@ def _mask_ancestors(module: Module, nodes: list[ast.AST]) -> tuple[str, int] | N
         if not isinstance(loop, (ast.For, ast.While)):
             continue
         inside = module.walk(loop)
-        lists = {_root(n.func.value) for n in inside if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "append"}
+        lists = {
+            _root(n.func.value)
+            for n in inside
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "append"
+        }
         chased = {
-            n.targets[0].id for n in inside
-            if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name) and isinstance(n.value, ast.Subscript)
+            n.targets[0].id
+            for n in inside
+            if isinstance(n, ast.Assign)
+            and isinstance(n.targets[0], ast.Name)
+            and isinstance(n.value, ast.Subscript)
             and n.targets[0].id in {m.id for m in ast.walk(n.value.slice) if isinstance(m, ast.Name)}
-        }  # fmt: skip
+        }
         for node in inside:
-            if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and isinstance(node.targets[0].slice, ast.Tuple)):
+            if not (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Subscript)
+                and isinstance(node.targets[0].slice, ast.Tuple)
+            ):
                 continue
             if len(node.targets[0].slice.elts) != 2:
                 continue
@@ -207,17 +257,29 @@ def _mask_ancestors(module: Module, nodes: list[ast.AST]) -> tuple[str, int] | N
 
 def _prefixes(inside: list[ast.AST]) -> bool:
     """Ancestors looked up as prefixes of a path (``choices.index(path[:d])``), or by going from parent to parent."""
-    return any(isinstance(n, ast.Call) and _last(n.func) == "index" and any(isinstance(m, ast.Slice) for m in ast.walk(n)) for n in inside)
+    return any(
+        isinstance(n, ast.Call) and _last(n.func) == "index" and any(isinstance(m, ast.Slice) for m in ast.walk(n))
+        for n in inside
+    )
 
 
 def _bias(nodes: list[ast.AST]) -> tuple[str, int] | None:
     """(parameter, line): tl.load(parameter + (a - b)[None, :]) with a mask that keeps 0 <= a - b < its stride."""
     relative = {
-        n.targets[0].id for n in nodes
-        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name) and isinstance(n.value, ast.BinOp) and isinstance(n.value.op, ast.Sub)
-    }  # fmt: skip
+        n.targets[0].id
+        for n in nodes
+        if isinstance(n, ast.Assign)
+        and isinstance(n.targets[0], ast.Name)
+        and isinstance(n.value, ast.BinOp)
+        and isinstance(n.value.op, ast.Sub)
+    }
     for node in nodes:
-        if isinstance(node, ast.Call) and dotted(node.func) == "tl.load" and node.args and isinstance(node.args[0], ast.BinOp):
+        if (
+            isinstance(node, ast.Call)
+            and dotted(node.func) == "tl.load"
+            and node.args
+            and isinstance(node.args[0], ast.BinOp)
+        ):
             pointer = node.args[0]
             names = {n.id for n in ast.walk(pointer.right) if isinstance(n, ast.Name)}
             if names & relative and isinstance(pointer.left, ast.Name) and pointer.left.id.endswith("_row_ptrs"):
@@ -226,7 +288,8 @@ def _bias(nodes: list[ast.AST]) -> tuple[str, int] | None:
 
 
 def _passed(module: Module) -> list[Fact]:
-    """Keyword arguments called ...bias or ...mask that are given something other than None or the caller's own argument of that name."""
+    """Keyword arguments called ...bias or ...mask that are given something other than None or the caller's own
+    argument of that name."""
     found: dict[tuple[str, str], Fact] = {}
     for node in module.tour:
         if isinstance(node, ast.Call):
@@ -236,7 +299,9 @@ def _passed(module: Module) -> list[Fact]:
                     continue
                 value = ast.unparse(keyword.value)[:80]
                 if value != name:
-                    found.setdefault((name, value), {"k": "pass", "p": name, "x": value, "v": node.lineno, "to": _last(node.func)})
+                    found.setdefault(
+                        (name, value), {"k": "pass", "p": name, "x": value, "v": node.lineno, "to": _last(node.func)}
+                    )
     return list(found.values())
 
 
@@ -244,8 +309,10 @@ def _passed(module: Module) -> list[Fact]:
 
 
 def commits(source: bytes) -> list[Fact]:
-    """Functions that keep the rows of a cache that a list of indices names: x[..dst..] = x[..src..], index_copy of an index_select, a
-    gather assigned back to where it came from, or a Triton kernel that loads and stores through one pointer at places read from a table."""
+    """Functions that keep the rows of a cache that a list of indices names: x[..dst..] = x[..src..], index_copy of
+    an index_select, a
+    gather assigned back to where it came from, or a Triton kernel that loads and stores through one pointer at
+    places read from a table."""
     module = read_module(source)
     found: list[Fact] = []
     for function in module.functions:
@@ -260,12 +327,18 @@ def _moves_rows(nodes: list[ast.AST]) -> int:
     for node in nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
-            if isinstance(target, (ast.Subscript, ast.Attribute)) and _gathers_from(node.value, _root(target) or _last(target)):
-                if isinstance(target, ast.Attribute) or _by_table(target):
-                    return node.lineno
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("index_copy_", "copy_", "scatter_", "index_put_"):
-            if any(_gathers_from(a, _root(node.func.value)) for a in node.args):
+            if (
+                isinstance(target, (ast.Subscript, ast.Attribute))
+                and _gathers_from(node.value, _root(target) or _last(target))
+                and (isinstance(target, ast.Attribute) or _by_table(target))
+            ):
                 return node.lineno
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("index_copy_", "copy_", "scatter_", "index_put_")
+        ) and any(_gathers_from(a, _root(node.func.value)) for a in node.args):
+            return node.lineno
     return 0
 
 
@@ -275,7 +348,8 @@ def _by_table(target: ast.Subscript) -> bool:
 
 
 def _gathers_from(value: ast.AST, root: str) -> bool:
-    """The value reads rows of ``root`` at indices (a name or a table), along one axis of several or with index_select and its like."""
+    """The value reads rows of ``root`` at indices (a name or a table), along one axis of several or with
+    index_select and its like."""
     if not root:
         return False
     for node in ast.walk(value):
@@ -286,7 +360,8 @@ def _gathers_from(value: ast.AST, root: str) -> bool:
         if isinstance(node, ast.Subscript) and _root(node) == root and isinstance(node.slice, ast.Tuple):
             kinds = [type(e) for e in node.slice.elts]
             if any(k in (ast.Name, ast.Attribute, ast.Subscript) for k in kinds) and any(
-                k is ast.Slice or (k is ast.Constant and e.value is Ellipsis) for k, e in zip(kinds, node.slice.elts, strict=True)  # type: ignore[attr-defined]
+                isinstance(e, ast.Slice) or (isinstance(e, ast.Constant) and e.value is Ellipsis)
+                for e in node.slice.elts
             ):
                 return True
     return False

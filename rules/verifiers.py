@@ -1,8 +1,11 @@
 """Every function that decides how many draft tokens are kept, with its shape: the table that the other answers rest on.
 
-An item is an accept loop that a runner's sampler can reach, or a tree walk wherever it is. Shapes: ``chain`` (one position after the
-other), ``tree`` (along children, siblings or parents), ``paths`` (the best of several paths), ``mask`` (an ancestor matrix), ``opaque``
-(compiled, or made at run time). ``accepts``: by equality (``greedy``), by a probability ratio (``ratio``), by a given rate
+An item is an accept loop that a runner's sampler can reach, or a tree walk wherever it is. Shapes: ``chain`` (one
+position after the
+other), ``tree`` (along children, siblings or parents), ``paths`` (the best of several paths), ``mask`` (an ancestor
+matrix), ``opaque``
+(compiled, or made at run time). ``accepts``: by equality (``greedy``), by a probability ratio (``ratio``), by a
+given rate
 (``synthetic``). The list is complete (``yes``) unless something in the way could not be read.
 """
 
@@ -32,8 +35,19 @@ def judge(ctx: Context) -> Verdict:
     hidden = hidden_acceptance(ctx)
     unread = unread_in_slice(ctx)
     items: list[dict[str, Any]] = [item(a) for a in found]
-    items += [{"symbol": text.split(",")[0].split(" ")[0], "file": "", "line": 0, "shape": "opaque", "runner": "none", "reachable": True,
-               "accepts": "other", "why": text} for text in hidden]  # fmt: skip
+    items += [
+        {
+            "symbol": text.split(",")[0].split(" ")[0],
+            "file": "",
+            "line": 0,
+            "shape": "opaque",
+            "runner": "none",
+            "reachable": True,
+            "accepts": "other",
+            "why": text,
+        }
+        for text in hidden
+    ]
     counted = Counter(i["shape"] for i in items)
     said = ", ".join(f"{n} {shape}" for shape, n in sorted(counted.items())) or "none"
     summary = f"{len(items)} accept functions: {said}"
@@ -53,7 +67,9 @@ def judge(ctx: Context) -> Verdict:
         "high" if complete else "low",
         evidence=tuple(evidence(ctx, a) for a in found),
         scope=ctx.scope(),
-        dismissed=tuple(dismiss(c, "acceptance", "no sampler of a runner leads to it; " + PROSE["chain"]) for c in aside[:30]),
+        dismissed=tuple(
+            dismiss(c, "acceptance", "no sampler of a runner leads to it; " + PROSE["chain"]) for c in aside[:30]
+        ),
         recheck=recheck,
         changes_if=CHANGES_IF,
         items=tuple(items),
@@ -61,18 +77,28 @@ def judge(ctx: Context) -> Verdict:
 
 
 def _beside_acceptance(path: str) -> bool:
-    return path.startswith(("vllm/v1/sample/", "vllm/v1/worker/", "vllm/v1/spec_decode/", "vllm/v1/watermarking/")) or not path.startswith("vllm/")
+    return path.startswith(
+        ("vllm/v1/sample/", "vllm/v1/worker/", "vllm/v1/spec_decode/", "vllm/v1/watermarking/")
+    ) or not path.startswith("vllm/")
 
 
 VALID = (
     Example("one chain", install(), "yes", items=1),
     *(Example(f"chain: {name}", install(CHAINS[name]), "yes", items=1) for name in CHAINS),
-    *(Example(f"no acceptance: {name}", install(LOOKALIKES[name]), "yes", items=0) for name in
-      ("child-map", "union-find", "suffix-tree", "beam-search", "tree-mask-argument", "row-gather")),
+    *(
+        Example(f"no acceptance: {name}", install(LOOKALIKES[name]), "yes", items=0)
+        for name in ("child-map", "union-find", "suffix-tree", "beam-search", "tree-mask-argument", "row-gather")
+    ),
     Example("a walk that nothing leads to is listed too", elsewhere(WALKS["dict-of-children"]), "yes", items=2),
     Example("in a subclass", subclassed(WALKS["paths-and-cumprod"]), "yes", items=2),
-    Example("a plugin's walk", plugged_in(WALKS["objects"], REGISTERS["sets a method of the sampler"]), "yes", entry_points=ENTRY, items=2),
-)  # fmt: skip
+    Example(
+        "a plugin's walk",
+        plugged_in(WALKS["objects"], REGISTERS["sets a method of the sampler"]),
+        "yes",
+        entry_points=ENTRY,
+        items=2,
+    ),
+)
 INVALID = (
     Example("no runner", {"vllm/v1/sample/accepting.py": CHAINS["cumprod"]}, "unknown"),
     Example("a sampler that can't be parsed", install("def accept(:\n"), "unknown"),

@@ -1,12 +1,17 @@
-"""Dataflow of one function as a graph, names left out: what a value is made of, at which index it was read, which comparison chose it.
+"""Dataflow of one function as a graph, names left out: what a value is made of, at which index it was read, which
+comparison chose it.
 
 Nodes are values; edges point to what a value depends on:
   D  data       the value is made of it
   I  index      it says where the value was read
   C  compared   it is a side of the comparison
-  P  predicate  it decides whether this value or another is taken; control is not data, and that separates a chain from a tree
-Names are versioned as in SSA: a loop gives every name that its body assigns a ``phi`` node, so a cycle in the graph is a value that one
-round hands to the next. Helpers of the same file are entered (a few levels deep); recursion is a loop over the parameters.
+  L  length     only its size counts
+  P  predicate  it decides whether this value or another is taken; control is not data, and that separates a chain
+  from a tree
+Names are versioned as in SSA: a loop gives every name that its body assigns a ``phi`` node, so a cycle in the graph
+is a value that one
+round hands to the next. Helpers of the same file are entered (a few levels deep); recursion is a loop over the
+parameters.
 """
 
 from __future__ import annotations
@@ -15,16 +20,17 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rules.facts.module import Function, Module
 
-D, I, C, P = 0, 1, 2, 3
+D, I, C, P, L = 0, 1, 2, 3, 4
 Value = frozenset[int]
 Env = dict[str, Value]
 NONE: Value = frozenset()
 
 
-class TooLarge(Exception):
+class _TooLarge(Exception):  # noqa: N818
     """The graph grew beyond its budget; what was made so far is judged."""
 
 
@@ -67,27 +73,112 @@ class Write:
 
 _LOAD = frozenset({"load", "ld", "load_scalar"})
 _STORE = frozenset({"store", "st"})
-_GATHER = frozenset({"gather", "take", "take_along_dim", "take_along_axis", "index_select", "gather_nd", "vindex", "embedding"})
+_GATHER = frozenset(
+    {"gather", "take", "take_along_dim", "take_along_axis", "index_select", "gather_nd", "vindex", "embedding"}
+)
 _POP = frozenset({"pop", "popleft", "popitem", "get_nowait", "heappop", "next", "get", "__next__"})
-_ADD = frozenset({"append", "extend", "add", "push", "put", "put_nowait", "insert", "appendleft", "extendleft", "heappush", "update"})
-_COMPARE = {"eq": "Eq", "ne": "NotEq", "equal": "Eq", "not_equal": "NotEq", "isin": "In", "in1d": "In", "lt": "Lt", "gt": "Gt",
-            "le": "LtE", "ge": "GtE", "less": "Lt", "greater": "Gt", "__contains__": "In"}  # fmt: skip
-_BINARY = {"logical_and": "&", "logical_or": "|", "bitwise_and": "&", "bitwise_or": "|", "mul": "*", "multiply": "*", "matmul": "@",
-           "mm": "@", "bmm": "@", "einsum": "@", "minimum": "&", "maximum": "|", "__and__": "&", "dot": "@"}  # fmt: skip
+_ADD = frozenset(
+    {"append", "extend", "add", "push", "put", "put_nowait", "insert", "appendleft", "extendleft", "heappush", "update"}
+)
+_COMPARE = {
+    "eq": "Eq",
+    "ne": "NotEq",
+    "equal": "Eq",
+    "not_equal": "NotEq",
+    "isin": "In",
+    "in1d": "In",
+    "lt": "Lt",
+    "gt": "Gt",
+    "le": "LtE",
+    "ge": "GtE",
+    "less": "Lt",
+    "greater": "Gt",
+    "__contains__": "In",
+}
+_BINARY = {
+    "logical_and": "&",
+    "logical_or": "|",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "mul": "*",
+    "multiply": "*",
+    "matmul": "@",
+    "mm": "@",
+    "bmm": "@",
+    "einsum": "@",
+    "minimum": "&",
+    "maximum": "|",
+    "__and__": "&",
+    "dot": "@",
+}
 _APPLIES = frozenset({"reduce", "accumulate", "max", "min", "sorted", "map", "filter"})
-_META = frozenset({"shape", "dtype", "device", "size", "ndim", "stride", "numel", "dim", "element_ty", "__name__", "__class__"})
+_META = frozenset(
+    {"shape", "dtype", "device", "size", "ndim", "stride", "numel", "dim", "element_ty", "__name__", "__class__"}
+)
 _SAME = frozenset({"T", "data", "mT", "indices", "values", "real", "grad", "cpu", "item"})
-_FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like", "new_empty", "new_zeros",
-                    "new_full", "set", "dict", "list", "deque", "defaultdict", "isinstance", "hasattr", "type", "print", "super"})  # fmt: skip
+_FRESH = frozenset(
+    {
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "new_empty",
+        "new_zeros",
+        "new_full",
+        "set",
+        "dict",
+        "list",
+        "deque",
+        "defaultdict",
+        "isinstance",
+        "hasattr",
+        "type",
+        "print",
+        "super",
+    }
+)
 _SELECT = frozenset({"where", "select", "masked_fill", "masked_select", "masked_fill_"})
-_MODULES = frozenset({"torch", "np", "numpy", "tl", "jnp", "F", "mx", "cp", "operator", "math", "heapq", "itertools", "triton", "nb", "random"})
+_MODULES = frozenset(
+    {
+        "torch",
+        "np",
+        "numpy",
+        "tl",
+        "jnp",
+        "F",
+        "mx",
+        "cp",
+        "operator",
+        "math",
+        "heapq",
+        "itertools",
+        "triton",
+        "nb",
+        "random",
+    }
+)
 _MISSING = ("KeyError", "IndexError", "LookupError", "StopIteration", "'Exception'")
 _BUILTINS = frozenset(dir(builtins))
-_OPS = {ast.LShift: "<", ast.BitAnd: "&", ast.BitOr: "|", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.Add: "+", ast.Sub: "-", ast.BitXor: "^"}
+_OPS = {
+    ast.LShift: "<",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.Mult: "*",
+    ast.MatMult: "@",
+    ast.Div: "/",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.BitXor: "^",
+}
 
 
 class Flow:
-    """The graph of one function. ``resolve`` may supply functions of other files by their name here (cross-file helpers)."""
+    """The graph of one function. ``resolve`` may supply functions of other files by their name here (cross-file
+    helpers)."""
 
     def __init__(
         self,
@@ -117,20 +208,23 @@ class Flow:
         self.lines = (function.node.lineno, function.node.end_lineno or function.node.lineno)
         try:
             self._top(function)
-        except (TooLarge, RecursionError):
+        except (_TooLarge, RecursionError):
             self.truncated = True
 
     # ---- nodes
 
-    def add(self, kind: str, name: str, line: int, *edges: tuple[Value, int], left: Value = NONE, right: Value = NONE) -> int:
+    def add(
+        self, kind: str, name: str, line: int, *edges: tuple[Value, int], left: Value = NONE, right: Value = NONE
+    ) -> int:
         if len(self.nodes) >= self._budget:
-            raise TooLarge
+            raise _TooLarge
         flat = [(target, how) for value, how in edges for target in value]
         self.nodes.append(Node(kind, name, line, self.loop, flat, left, right))
         return len(self.nodes) - 1
 
     def root(self, name: str, kind: str = "root") -> int:
-        """A value from outside: "root" for attributes and module tables, "const" for other module names (classes, enums, functions)."""
+        """A value from outside: "root" for attributes and module tables, "const" for other module names (classes,
+        enums, functions)."""
         if name not in self._roots:
             loop, self.loop = self.loop, -1
             self._roots[name] = self.add(kind, name, 0)
@@ -188,7 +282,12 @@ class Flow:
                 f = node.func
                 if isinstance(f, ast.Name) and f.id == function.name and not function.owner:
                     return True
-                if isinstance(f, ast.Attribute) and f.attr == function.name and function.owner and isinstance(f.value, ast.Name):
+                if (
+                    isinstance(f, ast.Attribute)
+                    and f.attr == function.name
+                    and function.owner
+                    and isinstance(f.value, ast.Name)
+                ):
                     return True
         return False
 
@@ -240,7 +339,11 @@ class Flow:
                 old = self.expr(node.target, env)
                 new = self.expr(node.value, env)
                 op = _OPS.get(type(node.op), "?")
-                value = frozenset({self.add("bin", op, node.lineno, (old, D), (new, D), left=old, right=new)}) if old or new else NONE
+                value = (
+                    frozenset({self.add("bin", op, node.lineno, (old, D), (new, D), left=old, right=new)})
+                    if old or new
+                    else NONE
+                )
                 self.bind(node.target, value, env, "aug")
             case ast.For() | ast.AsyncFor():
                 self._for(node, env)
@@ -258,7 +361,9 @@ class Flow:
             case ast.Break() | ast.Continue():
                 if self.loop >= 0:
                     loop = self.loops[self.loop]
-                    (loop.breaks if isinstance(node, ast.Break) else loop.continues).append(self._under_env(env, node.lineno))
+                    (loop.breaks if isinstance(node, ast.Break) else loop.continues).append(
+                        self._under_env(env, node.lineno)
+                    )
                     if isinstance(node, ast.Break):
                         loop.exits.append(self._now())
                 return True
@@ -295,9 +400,9 @@ class Flow:
                 for case in node.cases:
                     branch = dict(env)
                     for sub in ast.walk(case.pattern):
-                        name = getattr(sub, "name", None)
-                        if isinstance(name, str):
-                            branch[name] = subject
+                        bound = getattr(sub, "name", None)
+                        if isinstance(bound, str):
+                            branch[bound] = subject
                     self.under.append(subject)
                     self.block(case.body, branch)
                     self.under.pop()
@@ -313,13 +418,16 @@ class Flow:
         return frozenset({self.add("sel", "return", line, (value, D), (under, P))}) if value and under else value
 
     def _under_env(self, env: Env, line: int) -> Env:
-        """The environment where a loop is left or restarted: what was assigned on the way was chosen by the tests in force."""
+        """The environment where a loop is left or restarted: what was assigned on the way was chosen by the tests in
+        force."""
         under = self._now()
         if not under:
             return dict(env)
         phis = self.loops[self.loop].phis
         return {
-            name: frozenset({self.add("sel", "jump", line, (value, D), (under, P))}) if name in phis and value != frozenset({phis[name]}) else value
+            name: frozenset({self.add("sel", "jump", line, (value, D), (under, P))})
+            if name in phis and value != frozenset({phis[name]})
+            else value
             for name, value in env.items()
         }
 
@@ -383,28 +491,29 @@ class Flow:
     def _assigned(self, loop: ast.AST) -> list[str]:
         names: dict[str, None] = {}
         called: list[str] = []
-        for node in self.module.walk(loop) if id(loop) in self.module.span else ast.walk(loop):
+        inside: list[Any] = self.module.walk(loop) if id(loop) in self.module.span else list(ast.walk(loop))
+        for node in inside:
             kind = type(node)
-            if kind is ast.Name and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
-                names[node.id] = None  # type: ignore[attr-defined]
-            elif kind is ast.Attribute and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+            if kind is ast.Name and isinstance(node.ctx, ast.Store):
+                names[node.id] = None
+            elif kind is ast.Attribute and isinstance(node.ctx, ast.Store):
                 names[_dotted(node)] = None
-            elif kind is ast.Subscript and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
-                names[_item(node) or _root_name(node)] = None  # type: ignore[arg-type]
+            elif kind is ast.Subscript and isinstance(node.ctx, ast.Store):
+                names[_item(node) or _root_name(node)] = None
             elif kind is ast.Call:
-                func = node.func  # type: ignore[attr-defined]
+                func = node.func
                 if isinstance(func, ast.Attribute):
                     attr = func.attr
                     if isinstance(func.value, ast.Name) and func.value.id == "self":
                         names.update(dict.fromkeys(self._set_by(attr)))
                     if attr in _ADD or attr in _POP or (attr.endswith("_") and not attr.endswith("__")):
                         names[_root_name(func.value)] = None
-                    if (attr in _STORE or attr.startswith("atomic_") or attr in ("heappush", "heappop")) and node.args:  # type: ignore[attr-defined]
-                        names[_root_name(node.args[0])] = None  # type: ignore[attr-defined]
+                    if (attr in _STORE or attr.startswith("atomic_") or attr in ("heappush", "heappop")) and node.args:
+                        names[_root_name(node.args[0])] = None
                 elif isinstance(func, ast.Name):
                     called.append(func.id)
-                    if func.id in ("heappush", "heappop", "setattr") and node.args:  # type: ignore[attr-defined]
-                        names[_root_name(node.args[0])] = None  # type: ignore[attr-defined]
+                    if func.id in ("heappush", "heappop", "setattr") and node.args:
+                        names[_root_name(node.args[0])] = None
         for scope in self._nested:
             for name in called:
                 if name in scope:
@@ -426,7 +535,12 @@ class Flow:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
                 if isinstance(node.ctx, ast.Store):
                     names.append(f"self.{node.attr}")
-            elif isinstance(node, ast.Call) and hops and isinstance(node.func, ast.Attribute) and _dotted(node.func).startswith("self."):
+            elif (
+                isinstance(node, ast.Call)
+                and hops
+                and isinstance(node.func, ast.Attribute)
+                and _dotted(node.func).startswith("self.")
+            ):
                 names += self._set_by(node.func.attr, hops - 1)
         return names
 
@@ -447,7 +561,11 @@ class Flow:
                 self.bind(target.elts[0], number, env)
                 self._bind_iteration(target.elts[1], iterable.args[0], self.expr(iterable.args[0], env), env)
                 return
-            if called in ("zip", "zip_longest") and isinstance(target, ast.Tuple) and len(target.elts) == len(iterable.args):
+            if (
+                called in ("zip", "zip_longest")
+                and isinstance(target, ast.Tuple)
+                and len(target.elts) == len(iterable.args)
+            ):
                 for part, argument in zip(target.elts, iterable.args, strict=True):
                     self._bind_iteration(part, argument, self.expr(argument, env), env)
                 return
@@ -458,7 +576,9 @@ class Flow:
                 self.bind(target.elts[0], key, env)
                 self.bind(target.elts[1], item, env)
                 return
-            if called in ("reversed", "list", "tuple", "sorted", "iter", "tqdm", "set", "items") and (iterable.args or called == "items"):
+            if called in ("reversed", "list", "tuple", "sorted", "iter", "tqdm", "set", "items") and (
+                iterable.args or called == "items"
+            ):
                 inner = iterable.args[0] if iterable.args else iterable.func
                 if not isinstance(inner, ast.Call) or _last(inner.func) not in ("range", "arange"):
                     value = frozenset({self.add("iter", self.table(source, _root_name(inner)), line, (source, D))})
@@ -477,7 +597,11 @@ class Flow:
     # ---- binding
 
     def assign(self, target: ast.expr, value: ast.expr, env: Env) -> None:
-        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
+        if (
+            isinstance(target, (ast.Tuple, ast.List))
+            and isinstance(value, (ast.Tuple, ast.List))
+            and len(target.elts) == len(value.elts)
+        ):
             values = [self.expr(v, env) for v in value.elts]
             for part, got in zip(target.elts, values, strict=True):
                 self.bind(part, got, env)
@@ -496,7 +620,18 @@ class Flow:
             name = _dotted(target)
             if name:
                 env[name] = value
-                self.writes.append(Write(name, "aug" if how == "aug" else "attr", target.lineno, self.loop, NONE, value, self._now(), NONE))
+                self.writes.append(
+                    Write(
+                        name,
+                        "aug" if how == "aug" else "attr",
+                        target.lineno,
+                        self.loop,
+                        NONE,
+                        value,
+                        self._now(),
+                        NONE,
+                    )
+                )
         elif isinstance(target, ast.Subscript) and _item(target):
             name = _item(target)
             env[name] = value
@@ -518,12 +653,12 @@ class Flow:
 
     # ---- expressions
 
-    def expr(self, node: ast.expr | None, env: Env) -> Value:
+    def expr(self, node: Any, env: Env) -> Value:
         kind = type(node)
         if node is None or kind is ast.Constant:
             return NONE
         if kind is ast.Name:
-            name = node.id  # type: ignore[attr-defined]
+            name = node.id
             found = env.get(name)
             if found is not None:
                 return found
@@ -531,9 +666,9 @@ class Flow:
                 return NONE
             return frozenset({self.root(name, "const" if self._is_constant(name) else "root")})
         if kind is ast.Attribute:
-            return self._attribute(node, env)  # type: ignore[arg-type]
+            return self._attribute(node, env)
         if kind is ast.Call:
-            return self._call(node, env)  # type: ignore[arg-type]
+            return self._call(node, env)
         match node:
             case ast.Subscript():
                 if (held := env.get(_item(node))) is not None:
@@ -545,7 +680,9 @@ class Flow:
                 if not index:
                     return base
                 table = self.table(base, _root_name(node.value))
-                window = isinstance(node.slice, ast.Slice)  # several places at once: something to compare, nowhere to go
+                window = isinstance(
+                    node.slice, ast.Slice
+                )  # several places at once: something to compare, nowhere to go
                 return frozenset({self.add("window" if window else "read", table, node.lineno, (base, D), (index, I))})
             case ast.BinOp():
                 left, right = self.expr(node.left, env), self.expr(node.right, env)
@@ -568,7 +705,11 @@ class Flow:
             case ast.IfExp():
                 test = self.expr(node.test, env)
                 values = self.expr(node.body, env) | self.expr(node.orelse, env)
-                return frozenset({self.add("sel", "ifexp", node.lineno, (values, D), (test, P))}) if values or test else NONE
+                return (
+                    frozenset({self.add("sel", "ifexp", node.lineno, (values, D), (test, P))})
+                    if values or test
+                    else NONE
+                )
             case ast.Tuple() | ast.List() | ast.Set():
                 return frozenset().union(*(self.expr(v, env) for v in node.elts)) if node.elts else NONE
             case ast.Dict():
@@ -593,11 +734,18 @@ class Flow:
         return NONE
 
     def _is_constant(self, name: str) -> bool:
-        """A class, function, module or plain constant of this file, as against a table of the file or a name of an outer function."""
+        """A class, function, module or plain constant of this file, as against a table of the file or a name of an
+        outer function."""
         module = self.module
         if name in module.tables:
             return False
-        return name in module.imports or name in module.bases or name in module.top or name in module.constants or name in _BUILTINS
+        return (
+            name in module.imports
+            or name in module.bases
+            or name in module.top
+            or name in module.constants
+            or name in _BUILTINS
+        )
 
     def _cmp(self, op: str, left: Value, right: Value, line: int) -> Value:
         if not left and not right:
@@ -621,14 +769,17 @@ class Flow:
             return env[name]
         if node.attr in _META:
             made = self.expr(node.value, env)
-            return frozenset({self.add("len", "size", node.lineno, (made, D))}) if node.attr == "size" and made else NONE
+            return (
+                frozenset({self.add("len", "size", node.lineno, (made, L))}) if node.attr == "size" and made else NONE
+            )
         base = self.expr(node.value, env)
         if node.attr in _SAME:
             return base
         return self._field(base, _dotted(node.value), node.attr, node.lineno)
 
     def _field(self, base: Value, owner: str, name: str, line: int) -> Value:
-        """An attribute (or the item under a string): of something from outside, a table; of something found here, a read."""
+        """An attribute (or the item under a string): of something from outside, a table; of something found here, a
+        read."""
         if owner and all(self.nodes[b].kind in ("root", "param", "const") for b in base):
             constant = not base or any(self.nodes[b].kind == "const" for b in base)
             return frozenset({self.root(f"{owner}.{name}", "const" if constant else "root")})
@@ -654,7 +805,11 @@ class Flow:
         for sub in ast.walk(node):
             if isinstance(sub, ast.NamedExpr):
                 env[sub.target.id] = inner.get(sub.target.id, NONE)
-        result = frozenset({self.add("sel", "comp", node.lineno, (value, D), (frozenset(tests), P))}) if value or tests else NONE
+        result = (
+            frozenset({self.add("sel", "comp", node.lineno, (value, D), (frozenset(tests), P))})
+            if value or tests
+            else NONE
+        )
         self.loop = depth
         return result
 
@@ -665,14 +820,16 @@ class Flow:
         name = _last(func)
         line = node.lineno
         if isinstance(func, ast.Attribute):
-            module_like = isinstance(func.value, ast.Name) and func.value.id not in env and (
-                func.value.id in _MODULES or func.value.id in self.module.imports
-            )  # fmt: skip
+            module_like = (
+                isinstance(func.value, ast.Name)
+                and func.value.id not in env
+                and (func.value.id in _MODULES or func.value.id in self.module.imports)
+            )
             if isinstance(func.value, ast.Attribute) and not module_like:
                 module_like = _dotted(func.value).split(".")[0] in _MODULES
         else:
             module_like = True
-        recv = NONE if module_like else self.expr(func.value, env)  # type: ignore[attr-defined]
+        recv = self.expr(func.value, env) if isinstance(func, ast.Attribute) and not module_like else NONE
         inlined = self._inline(node, func, name, recv, env)
         if inlined is not None:
             return inlined
@@ -682,17 +839,21 @@ class Flow:
                 return applied
         args = [self.expr(a, env) for a in node.args]
         keyword = {k.arg or "": self.expr(k.value, env) for k in node.keywords}
-        everything = frozenset().union(recv, *args, *(v for k, v in keyword.items() if k not in ("dtype", "device", "dim", "axis")))
+        everything = frozenset().union(
+            recv, *args, *(v for k, v in keyword.items() if k not in ("dtype", "device", "dim", "axis"))
+        )
         if name in _LOAD and args:
             return self._load(node.args[0], args[0], keyword.get("mask", NONE) | keyword.get("other", NONE), line, env)
         if (name in _STORE or name.startswith("atomic_")) and len(args) >= 2:
-            base = _root_name(node.args[0])
+            pointer = _root_name(node.args[0])
             value = frozenset().union(*args[1:2])
             mask = keyword.get("mask", NONE) | (args[2] if len(args) > 2 else NONE)
-            self._update(base, "store", args[0], value, mask, line, env)
+            self._update(pointer, "store", args[0], value, mask, line, env)
             return NONE
         if name in _GATHER and (args or keyword):
-            base_node = node.args[0] if module_like and node.args else func.value if isinstance(func, ast.Attribute) else func
+            base_node = (
+                node.args[0] if module_like and node.args else func.value if isinstance(func, ast.Attribute) else func
+            )
             base = args[0] if module_like and args else recv
             rest = args[1:] if module_like else args
             index = frozenset().union(*rest, keyword.get("index", NONE), keyword.get("indices", NONE))
@@ -712,10 +873,14 @@ class Flow:
         if name in _ADD or (name.endswith("_") and not name.endswith("__") and not module_like):
             if module_like and name != "heappush":
                 return frozenset({self.add("call", name, line, (everything, D))}) if everything else NONE
-            target = node.args[0] if module_like and node.args else func.value if isinstance(func, ast.Attribute) else func
+            target = (
+                node.args[0] if module_like and node.args else func.value if isinstance(func, ast.Attribute) else func
+            )
             values = frozenset().union(*(args[1:] if module_like else args), *keyword.values())
             how = "append" if name in _ADD else "store"
-            number = self._update(_root_name(target), how, args[0] if how == "store" and args else NONE, values, NONE, line, env)
+            number = self._update(
+                _root_name(target), how, args[0] if how == "store" and args else NONE, values, NONE, line, env
+            )
             return frozenset({number})
         if name in _SELECT and (len(args) >= 3 or (not module_like and len(args) >= 2)):
             chooser = args[0]
@@ -728,17 +893,25 @@ class Flow:
             left, right = (args[0], args[1]) if module_like and len(args) >= 2 else (recv, args[0] if args else NONE)
             if name == "einsum" and len(args) >= 3:
                 left, right = args[1], args[2]
-            return frozenset({self.add("bin", _BINARY[name], line, (left, D), (right, D), left=left, right=right)}) if left or right else NONE
+            return (
+                frozenset({self.add("bin", _BINARY[name], line, (left, D), (right, D), left=left, right=right)})
+                if left or right
+                else NONE
+            )
         if name in ("numel", "size") and recv and not args:
-            return frozenset({self.add("len", name, line, (recv, D))})
+            return frozenset({self.add("len", name, line, (recv, L))})
         if name == "len" and args:
-            return frozenset({self.add("len", "len", line, (args[0], D))}) if args[0] else NONE
+            return frozenset({self.add("len", "len", line, (args[0], L))}) if args[0] else NONE
         if name in ("range", "size", "numel", "stride", "dim", "isinstance", "hasattr", "device", "dtype"):
             return NONE
         if name == "arange":
             return frozenset({self.add("affine", "arange", line)})
         if name in _FRESH:
-            return frozenset({self.add("fresh", name, line)}) if not args or name not in ("list", "set", "dict", "deque") else everything
+            return (
+                frozenset({self.add("fresh", name, line)})
+                if not args or name not in ("list", "set", "dict", "deque")
+                else everything
+            )
         if isinstance(func, ast.Name) and name in self.module.bases:
             name = "construct"  # an object of this file's own is made of its arguments
         number = self.add("call", name, line, (everything, D), left=args[0] if args else recv)
@@ -755,7 +928,11 @@ class Flow:
         key = next((k.value for k in node.keywords if k.arg == "key"), None)
         if name in ("reduce", "accumulate"):
             functions = [a for a in node.args if isinstance(a, (ast.Lambda, ast.Name)) and self._is_function(a)]
-            start = node.args[2] if len(node.args) > 2 else next((k.value for k in node.keywords if k.arg == "initial"), None)
+            start = (
+                node.args[2]
+                if len(node.args) > 2
+                else next((k.value for k in node.keywords if k.arg == "initial"), None)
+            )
             if not functions or start is None:
                 return None
             depth = self.loop
@@ -806,7 +983,7 @@ class Flow:
         """A read through a pointer: the leftmost name is the table, the rest of the sum is the index."""
         base_nodes: set[int] = set()
         seen: set[int] = set()
-        todo = [n for n in value]
+        todo = list(value)
         while todo:
             number = todo.pop()
             if number in seen:
@@ -814,8 +991,7 @@ class Flow:
             seen.add(number)
             node = self.nodes[number]
             if node.kind == "bin" and node.name in "+-":
-                left = [t for t in node.left if t in value or True]
-                todo += left if left else list(node.right)
+                todo += node.left or node.right
             elif node.kind in ("root", "const", "param", "phi", "sel", "read", "upd", "call"):
                 base_nodes.add(number)
         index: set[int] = set()
@@ -849,13 +1025,18 @@ class Flow:
             else:
                 if name in self._lambdas:
                     return self._inline_lambda(node, *self._lambdas[name], env)
-                function = next((f for f in self._stack if f.name == name and not f.owner), None) or module.top.get(name)
+                function = next((f for f in self._stack if f.name == name and not f.owner), None) or module.top.get(
+                    name
+                )
         elif isinstance(func, ast.Attribute):
             owner = next((f.owner for f in reversed(self._stack) if f.owner), "")
             if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
                 function, bound = module.method(owner, name), True
             elif isinstance(func.value, ast.Call) and _last(func.value.func) == "super":
-                function, bound = next(filter(None, (module.method(b, name) for b in module.bases.get(owner, ()))), None), True
+                function, bound = (
+                    next(filter(None, (module.method(b, name) for b in module.bases.get(owner, ()))), None),
+                    True,
+                )
             elif name in module.by_method and len(module.by_method[name]) == 1 and recv:
                 function, bound = module.by_method[name][0], True
         elif isinstance(func, ast.Subscript):  # a kernel launch: kernel[grid](...)
@@ -900,9 +1081,9 @@ class Flow:
             self._stack.pop()
             self._nested.pop()
             returned = self._returns.pop()
-        for name_, value in inner.items():
-            if name_.startswith("self."):
-                env[name_] = value
+        for attribute, held in inner.items():
+            if attribute.startswith("self."):
+                env[attribute] = held
         for statement in function.node.body:
             if isinstance(statement, ast.Nonlocal):
                 env.update({n: inner.get(n, NONE) for n in statement.names})
@@ -921,7 +1102,10 @@ class Flow:
             names = names[1:]
         everything: set[int] = set()
         under = self._now()
-        for parameter, argument in [*zip(names, node.args, strict=False), *((k.arg or "", k.value) for k in node.keywords)]:
+        for parameter, argument in [
+            *zip(names, node.args, strict=False),
+            *((k.arg or "", k.value) for k in node.keywords),
+        ]:
             value = self.expr(argument, env)
             everything |= value
             for phi in params.get(parameter, ()):

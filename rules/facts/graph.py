@@ -1,8 +1,11 @@
 """Who calls whom in one file, and under which conditions: made only for the files that a slice visits.
 
-One fact: {"imports": {name: "module:attr"}, "classes": {name: {"l", "b": bases, "a": {attribute: [values]}}}, "consts": {name: expression},
-"functions": {qual: {"l", "e", "p": parameters, "d": {parameter: default}, "c": [[callee, line, [conditions]]], "r": [[name, line,
-[conditions]]], "o": [ops], "x": [executed strings], "n": calls}}}. Expressions and conditions are source text; a condition that must be
+One fact: {"imports": {name: "module:attr"}, "classes": {name: {"l", "b": bases, "a": {attribute: [values]}}},
+"consts": {name: expression},
+"functions": {qual: {"l", "e", "p": parameters, "d": {parameter: default}, "c": [[callee, line, [conditions]]], "r":
+[[name, line,
+[conditions]]], "o": [ops], "x": [executed strings], "n": calls}}}. Expressions and conditions are source text; a
+condition that must be
 false starts with "!". The module's own statements are the function ""."""
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
     reader = _Reader()
     reader.body(tree.body, "", "", [])
     reader.forget()
-    return [{"imports": reader.imports, "classes": reader.classes, "consts": reader.consts, "functions": reader.functions}]
+    return [
+        {"imports": reader.imports, "classes": reader.classes, "consts": reader.consts, "functions": reader.functions}
+    ]
 
 
 class _Reader:
@@ -41,7 +46,13 @@ class _Reader:
 
             def known(name: str, nested: set[str] = nested) -> bool:
                 first = name.split(".")[0]
-                return first in self.imports or first in self.classes or first in tops or first in nested or first in ("self", "cls", "super")
+                return (
+                    first in self.imports
+                    or first in self.classes
+                    or first in tops
+                    or first in nested
+                    or first in ("self", "cls", "super")
+                )
 
             calls: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
             for name, line, under in function["c"]:
@@ -61,7 +72,8 @@ class _Reader:
                 del function[key]
 
     def _telling(self, conditions: list[str], qual: str) -> list[str]:
-        """The conditions that could be settled without running: those on constants, the environment, and attributes bound once."""
+        """The conditions that could be settled without running: those on constants, the environment, and attributes
+        bound once."""
         return [c for c in conditions if self._could_tell(c, qual)]
 
     def _could_tell(self, condition: str, qual: str) -> bool:
@@ -72,15 +84,26 @@ class _Reader:
             except SyntaxError:
                 nodes = []
             attributes = self.classes.get(key[1], {}).get("a", {})
-            self._tells[key] = "environ" in condition or "getenv" in condition or any(
-                (isinstance(n, ast.Name) and (n.id in self.consts or n.id in self.imports))
-                or (isinstance(n, ast.Attribute) and dotted(n).startswith("self.") and len(attributes.get(n.attr, ())) == 1)
-                for n in nodes
-            ) or (len(nodes) == 2 and isinstance(nodes[1], ast.Constant))  # fmt: skip
+            self._tells[key] = (
+                "environ" in condition
+                or "getenv" in condition
+                or any(
+                    (isinstance(n, ast.Name) and (n.id in self.consts or n.id in self.imports))
+                    or (
+                        isinstance(n, ast.Attribute)
+                        and dotted(n).startswith("self.")
+                        and len(attributes.get(n.attr, ())) == 1
+                    )
+                    for n in nodes
+                )
+                or (len(nodes) == 2 and isinstance(nodes[1], ast.Constant))
+            )
         return self._tells[key]
 
     def _new_function(self, qual: str, line: int, end: int) -> dict[str, Any]:
-        return self.functions.setdefault(qual, {"l": line, "e": end, "p": [], "d": {}, "c": [], "r": [], "o": [], "x": []})
+        return self.functions.setdefault(
+            qual, {"l": line, "e": end, "p": [], "d": {}, "c": [], "r": [], "o": [], "x": []}
+        )
 
     def body(self, statements: list[ast.stmt], qual: str, owner: str, under: list[str]) -> None:
         under = list(under)
@@ -97,7 +120,9 @@ class _Reader:
         match node:
             case ast.Import():
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name.split(".")[0]] = (alias.name if alias.asname else alias.name.split(".")[0]) + ":"
+                    self.imports[alias.asname or alias.name.split(".")[0]] = (
+                        alias.name if alias.asname else alias.name.split(".")[0]
+                    ) + ":"
             case ast.ImportFrom():
                 for alias in node.names:
                     self.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}:{alias.name}"
@@ -109,9 +134,17 @@ class _Reader:
                 inner = node.name
                 for statement in node.body:
                     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                        info["a"].setdefault(statement.targets[0].id, []).append([_text(statement.value), statement.lineno, under])
-                    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-                        info["a"].setdefault(statement.target.id, []).append([_text(statement.value), statement.lineno, under])
+                        info["a"].setdefault(statement.targets[0].id, []).append(
+                            [_text(statement.value), statement.lineno, under]
+                        )
+                    elif (
+                        isinstance(statement, ast.AnnAssign)
+                        and isinstance(statement.target, ast.Name)
+                        and statement.value
+                    ):
+                        info["a"].setdefault(statement.target.id, []).append(
+                            [_text(statement.value), statement.lineno, under]
+                        )
                 for statement in node.body:
                     self.statement(statement, qual if not isinstance(statement, FunctionNode) else inner, inner, under)
             case ast.If():
@@ -159,7 +192,9 @@ class _Reader:
             if value is not None:
                 here["d"][parameter.arg] = _text(value)
         if qual and qual not in self.classes:
-            outer["r"].append([name, node.lineno, list(under)])  # a nested function runs where its outer function uses it
+            outer["r"].append(
+                [name, node.lineno, list(under)]
+            )  # a nested function runs where its outer function uses it
         self.body(node.body, name, owner, [])
 
     def _assigned(self, target: ast.expr, value: ast.expr, qual: str, owner: str, line: int, under: list[str]) -> None:
@@ -172,15 +207,17 @@ class _Reader:
             self.imports[target.id] = f"{loaded}:"
         if isinstance(target, ast.Name) and qual == "" and len(_text(value)) < _KEEP_TEXT:
             self.consts[target.id] = _text(value)
-        if isinstance(target, ast.Name) and target.id == "environment_variables" or isinstance(target, ast.Name) and qual == "" and isinstance(
-            value, ast.Dict
-        ):  # fmt: skip
+        if (isinstance(target, ast.Name) and target.id == "environment_variables") or (
+            isinstance(target, ast.Name) and qual == "" and isinstance(value, ast.Dict)
+        ):
             for key, item in zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ():
                 if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(item, ast.Lambda):
                     self.consts[f"{target.id}[{key.value}]"] = _text(item.body)
         name = dotted(target)
         if name.startswith("self.") and name.count(".") == 1 and owner:
-            self.classes.setdefault(owner, {"l": line, "b": [], "a": {}})["a"].setdefault(name[5:], []).append([_text(value), line, under])
+            self.classes.setdefault(owner, {"l": line, "b": [], "a": {}})["a"].setdefault(name[5:], []).append(
+                [_text(value), line, under]
+            )
         elif name and "." in name and not name.startswith("self."):
             self.functions[qual].setdefault("s", []).append([name, _text(value), line, under])
 
@@ -189,7 +226,12 @@ class _Reader:
         conditions = list(under)
         for sub in ast.walk(node):
             if isinstance(sub, ast.Call) and dotted(sub.func) in _ASKS:  # naming a class to ask about it doesn't run it
-                called.update(id(part) for argument in sub.args for part in ast.walk(argument) if isinstance(part, (ast.Name, ast.Attribute)))
+                called.update(
+                    id(part)
+                    for argument in sub.args
+                    for part in ast.walk(argument)
+                    if isinstance(part, (ast.Name, ast.Attribute))
+                )
                 continue
             if isinstance(sub, ast.Call):
                 func: ast.AST = sub.func
@@ -200,7 +242,9 @@ class _Reader:
                 if name in ("exec", "eval", "compile") and sub.args and not isinstance(sub.args[0], ast.Constant):
                     here["x"].append(sub.lineno)
                 if name == "setattr" and len(sub.args) == 3 and isinstance(sub.args[1], ast.Constant):
-                    here.setdefault("s", []).append([f"{dotted(sub.args[0])}.{sub.args[1].value}", _text(sub.args[2]), sub.lineno, conditions])
+                    here.setdefault("s", []).append(
+                        [f"{dotted(sub.args[0])}.{sub.args[1].value!s}", _text(sub.args[2]), sub.lineno, conditions]
+                    )
                 if not name and isinstance(func, ast.Attribute):
                     inner = func.value
                     if isinstance(inner, ast.Call) and dotted(inner.func) == "super":

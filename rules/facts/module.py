@@ -1,17 +1,20 @@
-"""One parsed file in a form that is cheap to ask: an Euler tour, its functions, classes, imports and module constants."""
+"""One parsed file in a form that is cheap to ask: an Euler tour, its functions, classes, imports and module
+constants."""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
 class Function:
-    """``qual`` is "Class.method" or "outer.inner"; ``owner`` the class that it is a method of ("" for plain functions)."""
+    """``qual`` is "Class.method" or "outer.inner"; ``owner`` the class that it is a method of ("" for plain
+    functions)."""
 
     node: FunctionNode
     name: str
@@ -26,7 +29,7 @@ class Function:
 @dataclass
 class Module:
     tree: ast.Module
-    tour: list[ast.AST]
+    tour: list[Any]
     functions: list[Function]
     top: dict[str, Function]
     methods: dict[str, dict[str, Function]]  # class -> name -> method
@@ -38,7 +41,7 @@ class Module:
     constants: frozenset[str] = frozenset()  # the other names that the module itself binds
     path: str = ""  # where it is in the install, for whoever resolves imports
 
-    def walk(self, node: ast.AST) -> list[ast.AST]:
+    def walk(self, node: ast.AST) -> list[Any]:
         """All nodes below and including ``node``, in pre-order: a slice, not a search."""
         first, last = self.span[id(node)]
         return self.tour[first:last]
@@ -69,7 +72,12 @@ def dotted(node: ast.AST) -> str:
 
 def imported_module(node: ast.expr) -> str:
     """The module that ``importlib.import_module("a.b")`` or ``sys.modules["a.b"]`` gives, "" for anything else."""
-    if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args and isinstance(node.args[0], ast.Constant):
+    if (
+        isinstance(node, ast.Call)
+        and dotted(node.func).endswith("import_module")
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ):
         return str(node.args[0].value)
     if isinstance(node, ast.Subscript) and dotted(node.value) == "sys.modules" and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
@@ -77,7 +85,8 @@ def imported_module(node: ast.expr) -> str:
 
 
 def parse(source: bytes) -> ast.Module:
-    """``ast.parse``, and where this Python refuses (newer syntax), libcst's view of the file rewritten in older syntax."""
+    """``ast.parse``, and where this Python refuses (newer syntax), libcst's view of the file rewritten in older
+    syntax."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -94,7 +103,8 @@ _CONTAINERS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Call, ast.ListComp, a
 
 @lru_cache(maxsize=1)
 def read_module(source: bytes) -> Module:
-    """The file as a Module; the last one is remembered, since several extractors ask for the same file one after the other."""
+    """The file as a Module; the last one is remembered, since several extractors ask for the same file one after the
+    other."""
     tree = parse(source)
     module = Module(tree, [], [], {}, {}, {}, {}, {}, {})
     _tour(module, tree, "", "", None)
@@ -111,8 +121,33 @@ def read_module(source: bytes) -> Module:
 
 _LEAVES = frozenset({ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Continue})
 #: Fields that hold no expression or statement, or only say how a name is used.
-_NO_NODES = frozenset({"ctx", "op", "ops", "kind", "type_comment", "id", "attr", "name", "asname", "level", "module", "arg", "lineno",
-                       "conversion", "simple", "is_async", "type_params", "returns", "annotation", "type_ignores", "rest", "tag", "str"})  # fmt: skip
+_NO_NODES = frozenset(
+    {
+        "ctx",
+        "op",
+        "ops",
+        "kind",
+        "type_comment",
+        "id",
+        "attr",
+        "name",
+        "asname",
+        "level",
+        "module",
+        "arg",
+        "lineno",
+        "conversion",
+        "simple",
+        "is_async",
+        "type_params",
+        "returns",
+        "annotation",
+        "type_ignores",
+        "rest",
+        "tag",
+        "str",
+    }
+)
 _fields: dict[type, tuple[str, ...]] = {}
 
 
@@ -151,7 +186,9 @@ def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function 
         elif kind is ast.Import:
             assert isinstance(node, ast.Import)
             for alias in node.names:
-                module.imports[alias.asname or alias.name.split(".")[0]] = (alias.name if alias.asname else alias.name.split(".")[0]) + ":"
+                module.imports[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                ) + ":"
         elif kind is ast.ImportFrom:
             assert isinstance(node, ast.ImportFrom)
             for alias in node.names:
@@ -170,7 +207,7 @@ def _tour(module: Module, node: ast.AST, qual: str, owner: str, outer: Function 
                 elif isinstance(item, ast.AST):
                     _tour(module, item, qual, owner, outer)
         elif type(value) in _LEAVES:
-            tour.append(value)  # type: ignore[arg-type]
+            tour.append(value)
         elif isinstance(value, ast.AST):
             _tour(module, value, qual, owner, outer)
     if function is not None:

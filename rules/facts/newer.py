@@ -1,4 +1,5 @@
-"""Files whose syntax is newer than this Python: libcst reads them, and what ``ast`` would refuse is rewritten, line for line."""
+"""Files whose syntax is newer than this Python: libcst reads them, and what ``ast`` would refuse is rewritten, line
+for line."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ _DEPTH = 200
 
 
 def rewritten(source: bytes) -> str | None:
-    """The file without type parameters, ``type X = ...``, ``except*`` and f-strings (each keeps its lines), or None when libcst can't
+    """The file without type parameters, ``type X = ...``, ``except*`` and f-strings (each keeps its lines), or None
+    when libcst can't
     read it either. What a function computes with tokens and indices stays as it is."""
     if _depth(source) > _DEPTH:
         return None
@@ -40,7 +42,9 @@ def rewritten(source: bytes) -> str | None:
 
     try:
         return cst.parse_module(source).visit(Older()).code
-    except Exception:  # a parser error, or a tree too deep for the visitor: the caller reports the first parser's message
+    except (
+        Exception
+    ):  # a parser error, or a tree too deep for the visitor: the caller reports the first parser's message
         return None
 
 

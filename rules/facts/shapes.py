@@ -1,13 +1,17 @@
-"""Stage 1: what every file of an install is asked, names left out. One fact per function that accepts or walks, and the file's size.
+"""Stage 1: what every file of an install is asked, names left out. One fact per function that accepts or walks, and
+the file's size.
 
-    {"k": "size", "n": functions}
-    {"k": "walk" | "chain", "s": shape, "f": qualified name, "l": line, "e": end, "v": line of the comparison, "t": tables, "w": weak,
-     "a": how it accepts}
-    {"k": "near", "f", "l", "y": why it is no walk though it follows links}
-    {"k": "state", "f", "l", "e", "v": line}  a Triton kernel that hands state on along a table
-    {"k": "open", "f", "l"}                   a loop whose carried value goes through another file's function (rules.deep looks there)
-    {"k": "set", "o": object, "a": attribute, "v": names in the value, "f": function it happens in, "l": line, "u": conditions}
-    {"k": "hook", "c": class, "m": method}     a method by which a model supplies a sampler of its own
+{"k": "size", "n": functions}
+{"k": "walk" | "chain", "s": shape, "f": qualified name, "l": line, "e": end, "v": line of the comparison, "t":
+tables, "w": weak,
+ "a": how it accepts}
+{"k": "near", "f", "l", "y": why it is no walk though it follows links}
+{"k": "state", "f", "l", "e", "v": line}  a Triton kernel that hands state on along a table
+{"k": "open", "f", "l"}                   a loop whose carried value goes through another file's function (rules.deep
+looks there)
+{"k": "set", "o": object, "a": attribute, "v": names in the value, "f": function it happens in, "l": line, "u":
+conditions}
+{"k": "hook", "c": class, "m": method}     a method by which a model supplies a sampler of its own
 """
 
 from __future__ import annotations
@@ -22,11 +26,17 @@ from rules.facts.module import Function, Module, dotted, read_module
 from rules.facts.walks import Walk, carries_state, judge, leads_elsewhere, near
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
-_READ_CALLS = frozenset({"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"})
+_READ_CALLS = frozenset(
+    {"load", "get", "gather", "take", "index_select", "take_along_dim", "take_along_axis", "getitem"}
+)
 _HOOKS = frozenset({"custom_sampler"})
-_LIBRARIES = frozenset({"torch", "np", "numpy", "tl", "triton", "re", "os", "json", "math", "F", "jnp", "cutlass", "cute", "itertools"})
+_LIBRARIES = frozenset(
+    {"torch", "np", "numpy", "tl", "triton", "re", "os", "json", "math", "F", "jnp", "cutlass", "cute", "itertools"}
+)
 _PAIRS = frozenset({"zip", "cumprod", "eq", "nonzero"})
-_VECTOR = frozenset({"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"})
+_VECTOR = frozenset(
+    {"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"}
+)
 
 
 def extract(path: str, source: bytes) -> list[dict[str, Any]]:
@@ -47,7 +57,15 @@ def extract(path: str, source: bytes) -> list[dict[str, Any]]:
             facts.append({"k": "open", "f": function.qual, "l": function.node.lineno})
         state = carries_state(flow) if b"tl.load" in source else None
         if state is not None:
-            facts.append({"k": "state", "f": function.qual, "l": function.node.lineno, "e": function.node.end_lineno, "v": state[0]})
+            facts.append(
+                {
+                    "k": "state",
+                    "f": function.qual,
+                    "l": function.node.lineno,
+                    "e": function.node.end_lineno,
+                    "v": state[0],
+                }
+            )
         facts += [as_fact(function, walk) for walk in walks]
     return facts
 
@@ -70,27 +88,42 @@ def as_fact(function: Function, walk: Walk) -> dict[str, Any]:
 
 
 def _replacements(module: Module) -> list[dict[str, Any]]:
-    """Attributes of imported (or this file's own) classes and modules that are set to something with a name: setattr, a.b = c."""
+    """Attributes of imported (or this file's own) classes and modules that are set to something with a name:
+    setattr, a.b = c."""
     found: list[dict[str, Any]] = []
     for position, node in enumerate(module.tour):
         if type(node) is ast.Assign:
-            targets = [(dotted(t.value), t.attr) for t in node.targets if isinstance(t, ast.Attribute)]  # type: ignore[attr-defined]
-            value: ast.expr = node.value  # type: ignore[attr-defined]
-        elif type(node) is ast.Call and type(node.func) is ast.Name and node.func.id == "setattr" and len(node.args) == 3:  # type: ignore[attr-defined]
-            name = node.args[1]  # type: ignore[attr-defined]
-            targets = [(dotted(node.args[0]), str(name.value))] if isinstance(name, ast.Constant) else []  # type: ignore[attr-defined]
-            value = node.args[2]  # type: ignore[attr-defined]
+            targets = [(dotted(t.value), t.attr) for t in node.targets if isinstance(t, ast.Attribute)]
+            value: ast.expr = node.value
+        elif (
+            type(node) is ast.Call and type(node.func) is ast.Name and node.func.id == "setattr" and len(node.args) == 3
+        ):
+            name = node.args[1]
+            targets = [(dotted(node.args[0]), str(name.value))] if isinstance(name, ast.Constant) else []
+            value = node.args[2]
         else:
             continue
         for owner, attribute in targets:
             root = owner.split(".")[0]
             if not owner or root in ("self", "cls") or (root not in module.imports and root not in module.bases):
                 continue
-            names = sorted({dotted(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute)) and dotted(n)})
+            names = sorted(
+                {dotted(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute)) and dotted(n)}
+            )
             names = [n for n in names if n not in dir(builtins)]
             if names:
                 function, conditions = _place(module, position)
-                found.append({"k": "set", "o": owner, "a": attribute, "v": names[:6], "f": function, "l": node.lineno, "u": conditions})  # type: ignore[attr-defined]
+                found.append(
+                    {
+                        "k": "set",
+                        "o": owner,
+                        "a": attribute,
+                        "v": names[:6],
+                        "f": function,
+                        "l": node.lineno,
+                        "u": conditions,
+                    }
+                )
     return found
 
 
@@ -102,9 +135,14 @@ def _place(module: Module, position: int) -> tuple[str, list[str]]:
     conditions: list[str] = []
     for node in module.tour[start:position]:
         if type(node) is ast.If:
-            for body, sign in ((node.body, ""), (node.orelse, "!")):  # type: ignore[attr-defined]
-                if body and module.span.get(id(body[0]), (position + 1,))[0] <= position < module.span.get(id(body[-1]), (0, position + 1))[1]:
-                    conditions.append(sign + ast.unparse(node.test))  # type: ignore[attr-defined]
+            for body, sign in ((node.body, ""), (node.orelse, "!")):
+                if (
+                    body
+                    and module.span.get(id(body[0]), (position + 1,))[0]
+                    <= position
+                    < module.span.get(id(body[-1]), (0, position + 1))[1]
+                ):
+                    conditions.append(sign + ast.unparse(node.test))
     return (function.qual if function else ""), conditions
 
 
@@ -119,24 +157,25 @@ class _Has:
 
 
 def _worth(module: Module) -> set[str]:
-    """Functions that could accept anything, helpers included: places read and compared (or read one under the other), again and again."""
+    """Functions that could accept anything, helpers included: places read and compared (or read one under the
+    other), again and again."""
     has: dict[str, _Has] = {}
     for function in module.functions:
         found = has[function.qual] = _Has()
         for node in module.tour[function.first : function.last]:
             kind = type(node)
             if kind is ast.Compare:
-                found.compares += not any(type(c) is ast.Constant for c in (node.left, *node.comparators))  # type: ignore[attr-defined]
+                found.compares += not any(type(c) is ast.Constant for c in (node.left, *node.comparators))
             elif kind is ast.For or kind is ast.While:
                 found.loops = True
             elif kind is ast.GeneratorExp or kind is ast.ListComp:
                 found.repeats = True
             elif kind is ast.Assign or kind is ast.NamedExpr:
-                found.steps |= type(node.value) is ast.Call and _steps_elsewhere(module, node)  # type: ignore[attr-defined]
+                found.steps |= type(node.value) is ast.Call and _steps_elsewhere(module, node)
             elif kind is ast.Subscript:
-                found.reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice  # type: ignore[attr-defined]
+                found.reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice
             elif kind is ast.Call:
-                func = node.func  # type: ignore[attr-defined]
+                func = node.func
                 name = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
                 found.calls.add(name)
                 found.compares += name in _COMPARE_CALLS
@@ -153,11 +192,11 @@ def _worth(module: Module) -> set[str]:
         near += [h for one in near for name in one.calls for h in by_name.get(name, ())]
         compares = own.compares + sum(h.compares for h in near)
         reads = own.reads + sum(h.reads for h in near)
-        if own.loops and (reads >= 2 or own.steps):
-            worth.add(function.qual)
-        elif compares and (own.loops or own.repeats) and (reads or own.calls & _PAIRS or _objects(module, function)):
-            worth.add(function.qual)
-        elif compares >= 2 and reads >= 4:  # a walk written out by hand
+        if (
+            (own.loops and (reads >= 2 or own.steps))
+            or (compares and (own.loops or own.repeats) and (reads or own.calls & _PAIRS or _objects(module, function)))
+            or (compares >= 2 and reads >= 4)
+        ):
             worth.add(function.qual)
     return worth
 
@@ -170,7 +209,11 @@ def _steps_elsewhere(module: Module, node: ast.Assign | ast.NamedExpr) -> bool:
         return False
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     bound = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    return any(isinstance(n, ast.Name) and n.id in bound for a in [*call.args, *(k.value for k in call.keywords)] for n in ast.walk(a))
+    return any(
+        isinstance(n, ast.Name) and n.id in bound
+        for a in [*call.args, *(k.value for k in call.keywords)]
+        for n in ast.walk(a)
+    )
 
 
 def _objects(module: Module, function: Function) -> bool:

@@ -1,10 +1,13 @@
 """What a function's dataflow says about acceptance: a walk through a tree (and of which family), or a chain.
 
-Name-free: only syntax and the verbs of array libraries are looked at. The families (docs/audit-anchors.md §2.2, docs/prior-art.md §2.0):
-  chase      F1, W1, W2: the place of the next comparison is read at the place of this one (child tables, sibling links, tries, objects,
+Name-free: only syntax and the verbs of array libraries are looked at. The families (docs/audit-anchors.md §2.2,
+docs/prior-art.md §2.0):
+  chase      F1, W1, W2: the place of the next comparison is read at the place of this one (child tables, sibling
+  links, tries, objects,
              worklists, pointer chains written out by hand)
   search     W3: the next place is found by comparing a parent table with this place
-  parents    F2, W5: a node is accepted if its parent is, the parent read from a table (loops over nodes, or jumps over vectors)
+  parents    F2, W5: a node is accepted if its parent is, the parent read from a table (loops over nodes, or jumps
+  over vectors)
   paths      F3, W4: every root-to-leaf path is compared and the best one taken
   ancestors  F4: a mismatch anywhere under an ancestor matrix rules a node out, and the deepest node left is taken
   chain      positions are compared one after another, or all at once and cut at the first mismatch
@@ -16,25 +19,109 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rules.facts.flow import D, Flow, I, C, P, Value, reaches
+from rules.facts.flow import C, D, Flow, I, L, P, Value, reaches
 
 _DI = frozenset({D, I})
 _D = frozenset({D})
-_ALL = frozenset({D, I, C, P})
+_ALL = frozenset({D, I, C, P, L})
 _EQ = frozenset({"Eq", "NotEq", "In", "NotIn", "Is", "IsNot"})
 _BEST = frozenset({"argmax", "argsort", "topk", "sort", "sorted", "max", "nanargmax", "amax"})
-_LONGEST = 200  # lines of a loop that accepts; longer ones are main loops, and what accepts in them has a loop of its own
+_LONGEST = (
+    200  # lines of a loop that accepts; longer ones are main loops, and what accepts in them has a loop of its own
+)
 _PREFIX = frozenset({"cumprod", "cummin", "logcumsumexp", "cumulative_and", "cummin_", "cumprod_", "accumulate"})
 _REDUCE = frozenset({"all", "any", "amin", "prod", "min", "sum", "amax", "count_nonzero", "reduce_and"})
 #: Calls that hand on what they get; a value that goes through any other call is no longer the place that was chased.
-_HANDS_ON = frozenset({
-    "int", "item", "to", "long", "int32", "int64", "view", "reshape", "squeeze", "unsqueeze", "tolist", "list", "tuple", "max", "min",
-    "argmax", "argmin", "sum", "nonzero", "flatnonzero", "argwhere", "where", "any", "all", "first", "flatten", "cat", "stack", "tensor",
-    "as_tensor", "asarray", "array", "clamp", "clone", "contiguous", "detach", "cuda", "expand", "broadcast_to", "repeat", "cast", "type",
-    "type_as", "astype", "maximum", "minimum", "abs", "reversed", "sorted", "deque", "copy", "chain", "searchsorted", "bisect_left",
-    "bucketize", "full", "index", "uint32", "uint64", "Int32", "squeeze_", "ravel", "select", "narrow", "zip", "filter", "map", "set",
-    "append", "extend", "put", "unbind", "construct", "str", "join", "format", "repr", "hash", "split", "pop", "recursion", "next", "iter", "enumerate", "device_put", "block_until_ready",
-})  # fmt: skip
+_HANDS_ON = frozenset(
+    {
+        "int",
+        "item",
+        "to",
+        "long",
+        "int32",
+        "int64",
+        "view",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "tolist",
+        "list",
+        "tuple",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "sum",
+        "nonzero",
+        "flatnonzero",
+        "argwhere",
+        "where",
+        "any",
+        "all",
+        "first",
+        "flatten",
+        "cat",
+        "stack",
+        "tensor",
+        "as_tensor",
+        "asarray",
+        "array",
+        "clamp",
+        "clone",
+        "contiguous",
+        "detach",
+        "cuda",
+        "expand",
+        "broadcast_to",
+        "repeat",
+        "cast",
+        "type",
+        "type_as",
+        "astype",
+        "maximum",
+        "minimum",
+        "abs",
+        "reversed",
+        "sorted",
+        "deque",
+        "copy",
+        "chain",
+        "searchsorted",
+        "bisect_left",
+        "bucketize",
+        "full",
+        "index",
+        "uint32",
+        "uint64",
+        "Int32",
+        "squeeze_",
+        "ravel",
+        "select",
+        "narrow",
+        "zip",
+        "filter",
+        "map",
+        "set",
+        "append",
+        "extend",
+        "put",
+        "unbind",
+        "construct",
+        "str",
+        "join",
+        "format",
+        "repr",
+        "hash",
+        "split",
+        "pop",
+        "recursion",
+        "next",
+        "iter",
+        "enumerate",
+        "device_put",
+        "block_until_ready",
+    }
+)
 _FIRST = frozenset({"nonzero", "argmin", "argmax", "argwhere", "flatnonzero", "where"})
 
 
@@ -75,7 +162,9 @@ class Judge:
         """reads (0, 1, 2) -> the comparisons of two streams with that many sides read at a place."""
         found: dict[int, frozenset[int]] = {}
         for reads in (0, 1, 2):
-            found[reads] = frozenset(c for c in (found[reads - 1] if reads else self.cmps) if self.two_streams(c, reads))
+            found[reads] = frozenset(
+                c for c in (found[reads - 1] if reads else self.cmps) if self.two_streams(c, reads)
+            )
         return found
 
     def inside(self, loop: int, outer: int) -> bool:
@@ -132,7 +221,8 @@ class Judge:
         return self._tops[value]
 
     def made_of(self, value: Value) -> list[int]:
-        """What a value is computed from in this round: not what an earlier round, a container or a place in memory held."""
+        """What a value is computed from in this round: not what an earlier round, a container or a place in memory
+        held."""
         found: list[int] = []
         seen: set[int] = set()
         todo = list(value)
@@ -150,11 +240,15 @@ class Judge:
         return any(self.nodes[i].kind == "call" and "rand" in self.nodes[i].name for i in self.made_of(value))
 
     def two_streams(self, cmp: int, reads: int = 1) -> bool:
-        """The comparison sets something read from one table against something read from another. Attributes of an object alone are no
-        stream; an order between two numbers is an acceptance only if one of them is random or a ratio. ``reads``: how many sides
+        """The comparison sets something read from one table against something read from another. Attributes of an
+        object alone are no
+        stream; an order between two numbers is an acceptance only if one of them is random or a ratio. ``reads``:
+        how many sides
         must be read at a place (the others may be whole vectors)."""
         node = self.nodes[cmp]
-        left, right = (frozenset(t for t in self.tops(side) if not t.startswith(".")) for side in (node.left, node.right))
+        left, right = (
+            frozenset(t for t in self.tops(side) if not t.startswith(".")) for side in (node.left, node.right)
+        )
         if node.name not in _EQ:
             if not self.accepts_ratio(cmp):
                 return False
@@ -162,7 +256,10 @@ class Judge:
                 return len(left | right) >= 1
         if not left or not right or not (left - right or right - left):
             return False
-        at = sum(any(not self.nodes[r].name.startswith(".") for r in self.top_reads(side)) for side in (node.left, node.right))
+        at = sum(
+            any(not self.nodes[r].name.startswith(".") for r in self.top_reads(side))
+            for side in (node.left, node.right)
+        )
         return at >= reads
 
     def accepts_ratio(self, cmp: int) -> bool:
@@ -180,7 +277,8 @@ class Judge:
         return {w.root for w in self.flow.writes if w.how in ("store", "append", "aug") and self.inside(w.loop, loop)}
 
     def components(self, loop: int) -> list[set[int]]:
-        """Strongly connected parts (over data and index edges) that hold a phi of this loop: values that one round hands to the next."""
+        """Strongly connected parts (over data and index edges) that hold a phi of this loop: values that one round
+        hands to the next."""
         if self._scc is None:
             self._scc = _cycles(self.flow)
         found: dict[int, set[int]] = {}
@@ -192,7 +290,8 @@ class Judge:
 
 
 def leads_elsewhere(flow: Flow) -> bool:
-    """A value that one round hands to the next goes through a function of another file: whether it is a walk shows only with that file."""
+    """A value that one round hands to the next goes through a function of another file: whether it is a walk shows
+    only with that file."""
     look = Judge(flow)
     for call in flow.foreign:
         loop = flow.nodes[call].loop
@@ -205,14 +304,20 @@ def leads_elsewhere(flow: Flow) -> bool:
 
 
 def near(flow: Flow) -> str:
-    """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none, or compares nothing."""
+    """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none, or compares
+    nothing."""
     look = Judge(flow)
     if not look.cmps:
         return ""
     for loop in range(len(flow.loops)):
         for part in look.components(loop):
             written = look.written(loop)
-            links = [a for a in part for b, how in flow.nodes[a].edges if how == I and b in part and flow.nodes[a].kind == "read"]
+            links = [
+                a
+                for a in part
+                for b, how in flow.nodes[a].edges
+                if how == I and b in part and flow.nodes[a].kind == "read"
+            ]
             tables = {flow.nodes[a].name for a in links if not flow.nodes[a].name.startswith(".")}
             if tables:
                 return "written" if tables <= written else "one-stream"
@@ -220,7 +325,8 @@ def near(flow: Flow) -> str:
 
 
 def _cycles(flow: Flow) -> dict[int, set[int]]:
-    """node -> its strongly connected part over D and I edges, for parts that have a cycle (Tarjan, without recursion)."""
+    """node -> its strongly connected part over D and I edges, for parts that have a cycle (Tarjan, without
+    recursion)."""
     nodes = flow.nodes
 
     def targets(number: int) -> list[int]:
@@ -278,7 +384,9 @@ def judge(flow: Flow) -> list[Walk]:
     if not look.cmps and not any(n.kind == "read" for n in flow.nodes):
         return []
     walks: list[Walk] = []
-    own = [n for n, loop in enumerate(flow.loops) if flow.lines[0] <= loop.line <= flow.lines[1]]  # a helper's own loop is the helper's
+    own = [
+        n for n, loop in enumerate(flow.loops) if flow.lines[0] <= loop.line <= flow.lines[1]
+    ]  # a helper's own loop is the helper's
     for loop in own:
         walks += _chase(look, loop)
     if not look.tokens[0]:
@@ -291,8 +399,10 @@ def judge(flow: Flow) -> list[Walk]:
     walks += _paths(look)
     walks += _path_loops(look)
     walks += _ancestors(look) or _ancestor_bits(look)
-    seen: set[tuple[str, int]] = set()
-    walks = [w for w in walks if (w.shape, w.verdict) not in seen and not seen.add((w.shape, w.verdict))]  # type: ignore[func-returns-value]
+    by_place: dict[tuple[str, int], Walk] = {}
+    for walk in walks:
+        by_place.setdefault((walk.shape, walk.verdict), walk)
+    walks = list(by_place.values())
     if not any(not w.weak for w in walks):
         walks += _chains(look)
     return walks
@@ -312,14 +422,26 @@ def _chase(look: Judge, loop: int) -> list[Walk]:
     for part in look.components(loop):
         written = look.written(loop)
         links = [
-            (a, b) for a in part for b, how in nodes[a].edges
-            if how == I and b in part and nodes[a].kind == "read" and nodes[a].name not in written
-            and look.inside(nodes[a].loop, loop) and not _walks_itself(look, a, part)
-        ]  # fmt: skip
+            (a, b)
+            for a in part
+            for b, how in nodes[a].edges
+            if how == I
+            and b in part
+            and nodes[a].kind == "read"
+            and nodes[a].name not in written
+            and look.inside(nodes[a].loop, loop)
+            and not _walks_itself(look, a, part)
+        ]
         links += [  # children by arithmetic: k * node + j
-            (a, b) for a in part for b, how in nodes[a].edges
-            if how == D and b in part and nodes[a].kind == "bin" and nodes[a].name in "*<" and look.inside(nodes[a].loop, loop)
-        ]  # fmt: skip
+            (a, b)
+            for a in part
+            for b, how in nodes[a].edges
+            if how == D
+            and b in part
+            and nodes[a].kind == "bin"
+            and nodes[a].name in "*<"
+            and look.inside(nodes[a].loop, loop)
+        ]
         if not links:
             continue
         tables = {nodes[a].name for a, _ in links if nodes[a].kind == "read"}
@@ -331,11 +453,13 @@ def _chase(look: Judge, loop: int) -> list[Walk]:
             cmp = (strong or streams)[0][0]
             found.append(_walk(look, "chase", here.line, here.end, cmp, tables | _both(look, cmp), weak=not strong))
         elif keyed is not None:
-            found.append(Walk("chase", here.line, here.end, nodes[keyed].line, tuple(sorted(tables)), accepts=("greedy",)))
+            found.append(
+                Walk("chase", here.line, here.end, nodes[keyed].line, tuple(sorted(tables)), accepts=("greedy",))
+            )
     return found
 
 
-def _deciding(look: Judge, loop: int, part: set[int]) -> set[int]:
+def _deciding(look: Judge, loop: int, part: set[int]) -> frozenset[int]:
     """What the end of the loop, the next place or a write in the loop depends on as a predicate."""
     flow, nodes = look.flow, look.nodes
     starts: set[int] = set()
@@ -350,7 +474,7 @@ def _deciding(look: Judge, loop: int, part: set[int]) -> set[int]:
     for node in nodes:
         if node.kind in ("sel", "upd") and look.inside(node.loop, loop):
             starts.update(t for t, how in node.edges if how == P)
-    return look.below(starts, frozenset({D, C, P}))
+    return look.below(starts, frozenset({D, C, P, L}))
 
 
 def _walks_itself(look: Judge, read: int, part: set[int]) -> bool:
@@ -364,7 +488,8 @@ def _walks_itself(look: Judge, read: int, part: set[int]) -> bool:
 
 
 def _verdicts(look: Judge, loop: int, part: set[int], written: set[str], tables: set[str]) -> list[tuple[int, bool]]:
-    """(comparison, certain) in this loop that set a token at the chased place against another stream there. Certain: both sides are
+    """(comparison, certain) in this loop that set a token at the chased place against another stream there. Certain:
+    both sides are
     read at a place that depends on the chase (or one side is random), and not from attributes alone."""
     nodes = look.nodes
     found: list[tuple[int, bool]] = []
@@ -376,8 +501,8 @@ def _verdicts(look: Judge, loop: int, part: set[int], written: set[str], tables:
         for side in (node.left, node.right):
             reads = [r for r in look.top_reads(side) if nodes[r].name not in written]
             at = [r for r in reads if _depends(look, r, part)]
-            sides.append((reads, at))
-        (left, left_at), (right, right_at) = sides
+            sides.append(at)
+        left_at, right_at = sides
         names_left = {nodes[r].name for r in left_at}
         names_right = {nodes[r].name for r in right_at}
         if node.name not in _EQ:  # p[x, token[c]]: the token stream stands in the index
@@ -390,25 +515,34 @@ def _verdicts(look: Judge, loop: int, part: set[int], written: set[str], tables:
             continue
         if names_left and names_right and (names_left - names_right or names_right - names_left):
             found.append((cmp, attributes >= 1))
-        elif node.name in ("In", "NotIn") and left_at and look.tops(node.right) & tables and names_left - look.tops(node.right):
-            found.append((cmp, True))
-        elif random and len({n for n in names_left | names_right if not n.startswith(".")}) >= 2:
+        elif (
+            node.name in ("In", "NotIn")
+            and left_at
+            and look.tops(node.right) & tables
+            and names_left - look.tops(node.right)
+        ) or (random and len({n for n in names_left | names_right if not n.startswith(".")}) >= 2):
             found.append((cmp, True))
     found.sort(key=lambda f: not f[1])
     return found
 
 
 def _depends(look: Judge, read: int, part: set[int]) -> bool:
-    """Whether the place of a read (or, for an element of an iteration, what it runs over) depends on the chased value."""
+    """Whether the place of a read (or, for an element of an iteration, what it runs over) depends on the chased
+    value."""
     if read in part:
         return True
     starts = [t for t, how in look.nodes[read].edges if how == I or look.nodes[read].kind == "iter"]
-    starts += [t for t, how in look.nodes[read].edges if how == D and look.nodes[t].kind in ("read", "iter", "call", "sel", "bin")]
+    starts += [
+        t
+        for t, how in look.nodes[read].edges
+        if how == D and look.nodes[t].kind in ("read", "iter", "call", "sel", "bin")
+    ]
     return not part.isdisjoint(look.below(starts, _DI)) if starts else False
 
 
 def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: set[str]) -> Iterable[int]:
-    """A lookup that is itself the comparison: the next place is read under the token that another table holds at this place."""
+    """A lookup that is itself the comparison: the next place is read under the token that another table holds at
+    this place."""
     nodes = look.nodes
     phis = {n for n in part if nodes[n].kind == "phi"}
     for link, _ in links:
@@ -416,7 +550,12 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
             continue
         index = frozenset(t for t, how in nodes[link].edges if how == I)
         for read in _direct_reads(look, index):
-            if read == link or nodes[read].name in written or nodes[read].name == nodes[link].name or nodes[read].name.startswith("."):
+            if (
+                read == link
+                or nodes[read].name in written
+                or nodes[read].name == nodes[link].name
+                or nodes[read].name.startswith(".")
+            ):
                 continue
             if _depends(look, read, part) and not phis.isdisjoint(look.below([read], _DI)):
                 others = look.below((t for t, how in nodes[link].edges if how in (D, I) and t != read), _DI)
@@ -454,14 +593,17 @@ def _accepts(look: Judge, cmp: int) -> str:
     node = look.nodes[cmp]
     if node.name in _EQ:
         return "greedy"
-    below = {look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
+    below = {
+        look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")
+    }
     if below & {"/", "log", "exp", "*", "+", "-"}:
         return "ratio"
     return "other"
 
 
 def _by_hand(look: Judge) -> list[Walk]:
-    """F1 without a loop: the next place read from the same table at the place before, again and again, and the same two tables
+    """F1 without a loop: the next place read from the same table at the place before, again and again, and the same
+    two tables
     compared at one place after the other."""
     nodes = look.nodes
     if len(look.tokens[2]) < 2:
@@ -470,19 +612,33 @@ def _by_hand(look: Judge) -> list[Walk]:
     for read, node in enumerate(nodes):
         if node.kind == "read" and not node.name.startswith("."):
             index = frozenset(t for t, how in node.edges if how == I)
-            before = {r for r in _direct_reads(look, index) if nodes[r].name == node.name and nodes[r].line != node.line}
+            before = {
+                r for r in _direct_reads(look, index) if nodes[r].name == node.name and nodes[r].line != node.line
+            }
             if before:
                 chain |= before | {read}
     hits: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
     for cmp in sorted(look.tokens[2]) if chain else ():
         node = nodes[cmp]
         reads = [r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if r not in chain]
-        if any(not chain.isdisjoint(_direct_reads(look, frozenset(t for t, how in nodes[r].edges if how == I))) for r in reads):
+        if any(
+            not chain.isdisjoint(_direct_reads(look, frozenset(t for t, how in nodes[r].edges if how == I)))
+            for r in reads
+        ):
             hits.setdefault((look.tops(node.left), look.tops(node.right)), []).append(cmp)
     for same in hits.values():
         lines = {nodes[c].line for c in same}
         if len(lines) >= 2:
-            return [_walk(look, "chase", min(lines), max(lines), same[0], {nodes[r].name for r in chain} | _both(look, same[0]))]
+            return [
+                _walk(
+                    look,
+                    "chase",
+                    min(lines),
+                    max(lines),
+                    same[0],
+                    {nodes[r].name for r in chain} | _both(look, same[0]),
+                )
+            ]
     return []
 
 
@@ -522,7 +678,9 @@ def _search(look: Judge, loop: int) -> list[Walk]:
             node = nodes[cmp]
             if cmp in finders or not look.inside(node.loop, loop) or cmp not in decided or cmp not in look.tokens[1]:
                 continue
-            reads = [r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if nodes[r].name not in written]
+            reads = [
+                r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if nodes[r].name not in written
+            ]
             finder_tables = set().union(*(_both(look, f) for f in finders))
             at = [r for r in reads if _at(look, r, {phi})]
             if at and _together(look, cmp, finders, phi) and not _both(look, cmp) <= finder_tables:
@@ -544,7 +702,7 @@ def _plain(look: Judge, value: Value) -> set[int]:
         if node.kind in ("phi", "sel", "iter") or (node.kind == "bin" and node.name in "+-"):
             todo += [t for t, how in node.edges if how == D]
         elif node.kind in ("call", "len", "upd"):
-            todo += [t for t, how in node.edges if how == D]
+            todo += [t for t, how in node.edges if how in (D, L)]
     return seen
 
 
@@ -583,10 +741,13 @@ def _parents(look: Judge, loop: int) -> list[Walk]:
             if phi not in look.below(base, _D) or not index:
                 continue
             links = {
-                nodes[r].name for r in look.top_reads(frozenset(index))
-                if nodes[r].name not in written and not _is_of(look, r, phi)
-                and look.inside(nodes[r].loop, loop) and _steps(look, r, loop)
-            }  # fmt: skip
+                nodes[r].name
+                for r in look.top_reads(frozenset(index))
+                if nodes[r].name not in written
+                and not _is_of(look, r, phi)
+                and look.inside(nodes[r].loop, loop)
+                and _steps(look, r, loop)
+            }
             if not links:
                 continue
             back = look.below([t for t, how in nodes[phi].edges], frozenset({D, P, C}))
@@ -603,12 +764,18 @@ def _is_of(look: Judge, read: int, phi: int) -> bool:
     return phi in look.below([t for t, how in look.nodes[read].edges if how == D], _D)
 
 
-def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, back: set[int]) -> int | None:
-    """A comparison of two streams that decides what the round writes; one side read under the parent table, here or before the loop."""
+def _token_verdict(look: Judge, links: set[str], written: set[str], loop: int, back: frozenset[int]) -> int | None:
+    """A comparison of two streams that decides what the round writes; one side read under the parent table, here or
+    before the loop."""
     nodes = look.nodes
     for cmp in look.cmps:
         node = nodes[cmp]
-        if node.name in ("In", "NotIn") or (node.name not in _EQ and not look.is_random(node.left | node.right)) or cmp not in back or cmp not in look.tokens[2]:
+        if (
+            node.name in ("In", "NotIn")
+            or (node.name not in _EQ and not look.is_random(node.left | node.right))
+            or cmp not in back
+            or cmp not in look.tokens[2]
+        ):
             continue
         if _both(look, cmp) & written - links:
             continue
@@ -638,7 +805,10 @@ def _jumps(look: Judge) -> list[Walk]:
             if not verdicts or not index:
                 continue
             at = look.below(index, _DI)
-            affine = all(nodes[i].kind in ("affine", "phi", "fresh") or (nodes[i].kind == "bin" and nodes[i].name in "+-") for i in at)
+            affine = all(
+                nodes[i].kind in ("affine", "phi", "fresh") or (nodes[i].kind == "bin" and nodes[i].name in "+-")
+                for i in at
+            )
             other = look.below([t for t, how in node.edges if how == D and t != read], _D)
             if affine or not any(c in other for c in look.cmps):
                 continue
@@ -648,11 +818,18 @@ def _jumps(look: Judge) -> list[Walk]:
                     for r in look.top_reads(side):
                         below = look.below([t for t, how in nodes[r].edges if how == I], _DI)
                         if links & {nodes[i].name for i in below if nodes[i].kind in ("root", "param", "read")}:
-                            again = number in made_of or node.loop >= 0 or any(
-                                n.kind == "bin" and n.name in "&*" and i != number and i in made_of for i, n in enumerate(nodes)
-                            )  # fmt: skip
+                            again = (
+                                number in made_of
+                                or node.loop >= 0
+                                or any(
+                                    n.kind == "bin" and n.name in "&*" and i != number and i in made_of
+                                    for i, n in enumerate(nodes)
+                                )
+                            )
                             if again and not any(f.verdict == nodes[cmp].line for f in found):
-                                found.append(_walk(look, "parents", nodes[cmp].line, node.line, cmp, links | _both(look, cmp)))
+                                found.append(
+                                    _walk(look, "parents", nodes[cmp].line, node.line, cmp, links | _both(look, cmp))
+                                )
     return found
 
 
@@ -672,7 +849,9 @@ def _paths(look: Judge) -> list[Walk]:
             for first in prefix:
                 verdicts = sorted(look.tokens[0] & look.below([first], _D))
                 if verdicts and (best.name in ("argmax", "argsort", "topk") or _used_as_index(look, best)):
-                    return [_walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]))]
+                    return [
+                        _walk(look, "paths", nodes[verdicts[0]].line, best.line, verdicts[0], _both(look, verdicts[0]))
+                    ]
     return []
 
 
@@ -700,7 +879,8 @@ def _path_loops(look: Judge) -> list[Walk]:
 
 
 def _along_a_path(look: Judge, read: int, inner: int, outer: int) -> bool:
-    """The place is an element of the outer loop's row: read (or iterated) at the inner position, out of what the outer loop chose."""
+    """The place is an element of the outer loop's row: read (or iterated) at the inner position, out of what the
+    outer loop chose."""
     nodes, loops = look.nodes, look.flow.loops
     index = look.below([t for t, how in nodes[read].edges if how == I], _DI)
     for step in index:
@@ -708,7 +888,11 @@ def _along_a_path(look: Judge, read: int, inner: int, outer: int) -> bool:
         if node.kind not in ("read", "iter") or not look.inside(node.loop, inner):
             continue
         below = look.below([t for t, _ in node.edges], _DI)
-        position = node.kind == "iter" or not loops[inner].var.isdisjoint(below) or bool(set(loops[inner].phis.values()) & below)
+        position = (
+            node.kind == "iter"
+            or not loops[inner].var.isdisjoint(below)
+            or bool(set(loops[inner].phis.values()) & below)
+        )
         if position and not loops[outer].var.isdisjoint(below):
             return True
     return False
@@ -743,7 +927,7 @@ def _ancestors(look: Judge) -> list[Walk]:
     tokens = frozenset(c for c in look.tokens[0] if nodes[c].name in _EQ)
     if not tokens:
         return []
-    for best, chosen in enumerate(nodes):
+    for chosen in nodes:
         if chosen.kind != "call" or chosen.name not in _BEST | {"nonzero"}:
             continue
         below = look.below([t for t, how in chosen.edges if how == D], frozenset({D, P, C}))
@@ -770,12 +954,23 @@ def _ancestors(look: Judge) -> list[Walk]:
                 tables = {nodes[i].name for i in matrix if nodes[i].kind in ("root", "param", "read")}
                 if tables - _both(look, cmp) and _reduced(look, below, number):
                     gathered = cmp in look.tokens[1]
-                    return [_walk(look, "ancestors", nodes[cmp].line, chosen.line, cmp, tables | _both(look, cmp), weak=not gathered)]
+                    return [
+                        _walk(
+                            look,
+                            "ancestors",
+                            nodes[cmp].line,
+                            chosen.line,
+                            cmp,
+                            tables | _both(look, cmp),
+                            weak=not gathered,
+                        )
+                    ]
     return []
 
 
 def _ancestor_bits(look: Judge) -> list[Walk]:
-    """F4 in integers: mismatches are gathered into one word (or set), and a node is out if any of its ancestors is in it."""
+    """F4 in integers: mismatches are gathered into one word (or set), and a node is out if any of its ancestors is
+    in it."""
     nodes = look.nodes
     if not look.tokens[2]:
         return []
@@ -788,10 +983,22 @@ def _ancestor_bits(look: Judge) -> list[Walk]:
             matrix = look.top_reads(other)
             if not verdicts or not matrix or not gathered.isdisjoint(look.below(other, frozenset({D, P}))):
                 continue
-            decides = any((n.kind == "sel" and number in look.below([t for t, how in n.edges if how == P], frozenset({D, C}))) for n in nodes)
+            decides = any(
+                (n.kind == "sel" and number in look.below([t for t, how in n.edges if how == P], frozenset({D, C})))
+                for n in nodes
+            )
             if decides and nodes[verdicts[0]].loop != mix.loop:
                 tables = {nodes[r].name for r in matrix}
-                return [_walk(look, "ancestors", nodes[verdicts[0]].line, mix.line, verdicts[0], tables | _both(look, verdicts[0]))]
+                return [
+                    _walk(
+                        look,
+                        "ancestors",
+                        nodes[verdicts[0]].line,
+                        mix.line,
+                        verdicts[0],
+                        tables | _both(look, verdicts[0]),
+                    )
+                ]
     return []
 
 
@@ -805,7 +1012,8 @@ def _read_under_a_table(look: Judge, cmp: int) -> bool:
 
 
 def _reduced(look: Judge, below: frozenset[int], mix: int) -> bool:
-    """Between the masking and the choice, a reduction over ancestors: all, any, a product, or a matrix product set against a number."""
+    """Between the masking and the choice, a reduction over ancestors: all, any, a product, or a matrix product set
+    against a number."""
     nodes = look.nodes
     for number in below:
         node = nodes[number]
@@ -837,7 +1045,7 @@ def _chains(look: Judge) -> list[Walk]:
             reads = [r for s in (node.left, node.right) for r in look.top_reads(s)]
             at = [r for r in reads if _steps(look, r, loop) and _scalar(look, r)]
             random = look.is_random(node.left) or look.is_random(node.right)
-            if len({nodes[r].name for r in at if not nodes[r].name.startswith('.')}) >= 2 or (at and random):
+            if len({nodes[r].name for r in at if not nodes[r].name.startswith(".")}) >= 2 or (at and random):
                 deciders.append(cmp)
         if not deciders:
             continue
@@ -856,8 +1064,12 @@ def _chain_accepts(look: Judge, cmp: int) -> str:
     node = look.nodes[cmp]
     if node.name in _EQ:
         return "greedy"
-    below = {look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")}
-    return "ratio" if below & {"/", "log", "exp"} else "synthetic" if look.is_random(node.left | node.right) else "other"
+    below = {
+        look.nodes[i].name for i in look.below(node.left | node.right, _D) if look.nodes[i].kind in ("bin", "call")
+    }
+    return (
+        "ratio" if below & {"/", "log", "exp"} else "synthetic" if look.is_random(node.left | node.right) else "other"
+    )
 
 
 def _steps(look: Judge, read: int, loop: int) -> bool:
@@ -902,24 +1114,30 @@ def _stops(look: Judge, loop: int, cmp: int) -> bool:
             if cmp in back and _is_flag(look, phi, loop):
                 return True
     here = flow.loops[loop]
-    if any(n.kind == "sel" and (cmp, P) in n.edges and not here.var.isdisjoint(_plain(look, frozenset(t for t, how in n.edges if how == D))) for n in nodes):
+    if any(
+        n.kind == "sel"
+        and (cmp, P) in n.edges
+        and not here.var.isdisjoint(_plain(look, frozenset(t for t, how in n.edges if how == D)))
+        for n in nodes
+    ):
         return True  # the last position that passed is kept
     return any(
         look.inside(w.loop, loop) and w.mask and cmp in look.below(w.mask, frozenset({D, P})) for w in flow.writes
-    )  # fmt: skip
+    )
 
 
 def _is_flag(look: Judge, phi: int, loop: int) -> bool:
     """Something in the loop is done or not by this name's value."""
     for node in look.nodes:
-        if look.inside(node.loop, loop) and node.kind in ("sel", "upd"):
-            if phi in look.below([t for t, how in node.edges if how == P], frozenset({D, C})):
-                return True
+        tests = [t for t, how in node.edges if how == P] if node.kind in ("sel", "upd") else []
+        if tests and look.inside(node.loop, loop) and phi in look.below(tests, frozenset({D, C})):
+            return True
     return any(look.inside(w.loop, loop) and phi in look.below(w.under, frozenset({D, C})) for w in look.flow.writes)
 
 
 def _sinks(look: Judge, loop: int, kept: list[int]) -> bool:
-    """The loop hands out tokens that it read at its own position, rewrites a stream that it compares, or counts and returns the count."""
+    """The loop hands out tokens that it read at its own position, rewrites a stream that it compares, or counts and
+    returns the count."""
     nodes, flow = look.nodes, look.flow
     compared = set().union(*(_both(look, c) for c in kept))
     for write in flow.writes:
@@ -927,7 +1145,10 @@ def _sinks(look: Judge, loop: int, kept: list[int]) -> bool:
             continue
         if write.root in compared and write.mask:
             return True
-        if any(nodes[r].kind in ("read", "iter") and _steps(look, r, loop) and _scalar(look, r) for r in look.made_of(write.value)):
+        if any(
+            nodes[r].kind in ("read", "iter") and _steps(look, r, loop) and _scalar(look, r)
+            for r in look.made_of(write.value)
+        ):
             return True
     returned = look.below(flow.returned, _D)
     return any(_counts(look, phi) and phi in returned for phi in flow.loops[loop].phis.values())
@@ -960,18 +1181,33 @@ def _chain_vectors(look: Judge) -> list[Walk]:
         if not verdicts:
             continue
         if node.name in _PREFIX:
-            summed = any(n.kind == "call" and n.name in ("sum", "argmin", "all", "count_nonzero") and number in look.below([i], _D) for i, n in enumerate(nodes))
+            summed = any(
+                n.kind == "call"
+                and n.name in ("sum", "argmin", "all", "count_nonzero")
+                and number in look.below([i], _D)
+                for i, n in enumerate(nodes)
+            )
             if not summed:
                 continue
         elif not any(_finds_mismatch(look, node.name, c) for c in verdicts):
             continue
         cmp = verdicts[0]
-        return [Walk("chain", nodes[cmp].line, node.line, nodes[cmp].line, tuple(sorted(_both(look, cmp))), accepts=(_chain_accepts(look, cmp),))]
+        return [
+            Walk(
+                "chain",
+                nodes[cmp].line,
+                node.line,
+                nodes[cmp].line,
+                tuple(sorted(_both(look, cmp))),
+                accepts=(_chain_accepts(look, cmp),),
+            )
+        ]
     return []
 
 
 def _finds_mismatch(look: Judge, finder: str, cmp: int) -> bool:
-    """The finder gives the first place where the comparison says no: the first False of "same", the first True of "differs"."""
+    """The finder gives the first place where the comparison says no: the first False of "same", the first True of
+    "differs"."""
     node = look.nodes[cmp]
     if node.name not in _EQ:
         return look.is_random(node.left | node.right)
@@ -979,7 +1215,8 @@ def _finds_mismatch(look: Judge, finder: str, cmp: int) -> bool:
 
 
 def carries_state(flow: Flow) -> tuple[int, int] | None:
-    """(line of the read, line of the write) where each round reads a buffer at a place that a table names for it and writes its own
+    """(line of the read, line of the write) where each round reads a buffer at a place that a table names for it and
+    writes its own
     result into the same buffer: state handed from parent to child, not from one position to the next."""
     look = Judge(flow)
     nodes = flow.nodes
@@ -991,7 +1228,11 @@ def carries_state(flow: Flow) -> tuple[int, int] | None:
             if node.kind != "read" or node.name not in stores or not look.inside(node.loop, loop):
                 continue
             index = frozenset(t for t, how in node.edges if how == I)
-            tables = [r for r in _direct_reads(look, index) if nodes[r].name not in stores and _steps(look, r, loop) and _scalar(look, r)]
+            tables = [
+                r
+                for r in _direct_reads(look, index)
+                if nodes[r].name not in stores and _steps(look, r, loop) and _scalar(look, r)
+            ]
             if tables:
                 return node.line, stores[node.name]
     return None
