@@ -22,7 +22,22 @@ _IMPORTS = re.compile(
 )
 #: Data files that a rule reads besides its own source: an answer changes with them.
 _DATA = {"native_adapter": sorted((HERE.parent / "ddtree" / "native").glob("seams*.json"))}
-_NO_FACTS = frozenset({"base", "tree", "slice"})  # what these say can't change what ``extract`` sees in one file
+#: Modules that only ``judge`` and the examples use: what they say can't change what ``extract`` sees in one file.
+_NO_FACTS = frozenset(
+    {
+        "base",
+        "tree",
+        "slice",
+        "acceptance",
+        "examples",
+        "examples_walks",
+        "reach",
+        "opaque",
+        "deep",
+        "conditions",
+        "recheck",
+    }
+)
 
 
 def rule_files(extra: Sequence[Path] = ()) -> tuple[list[Path], list[Path]]:
