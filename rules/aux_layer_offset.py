@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, guards, holding, names_in, parse, place, strings_in, walk
 from rules.recheck import Recheck
 
@@ -133,6 +134,7 @@ def _mentions(node: cst.CSTNode, names: set[str], reads: list[cst.CSTNode]) -> b
     return any(_mentions(child, names, reads) for child in node.children)
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     found = [(file, fact) for file, facts in ctx.facts(ID) for fact in facts]
     check, evidence, items = Recheck(ctx), [], []

@@ -13,6 +13,7 @@ import re
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, parse, parts, place, strings_in, tree_of
 from rules.recheck import Recheck
 from rules.tree import SourceFile
@@ -97,6 +98,7 @@ def selections(ctx: Context) -> list[tuple[str, SourceFile, Fact]]:
     return chosen
 
 
+@unless_unread(NEEDLES, keep_yes=True)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     accepts = [(file, f) for file, found in facts for f in found if f["kind"] == "accepts"]

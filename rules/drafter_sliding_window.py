@@ -15,6 +15,7 @@ import re
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, holding, parse, parts, place, strings_in, text_of, tree_of
 from rules.recheck import Recheck
 from rules.tree import SourceFile
@@ -95,6 +96,7 @@ def _layer_types(part: Part) -> list[Fact]:
     return [place(part, "layer_types", window=bool(words & _WINDOWS), mixed=mixed, mixed_at=at)]
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     registered = [(file, f) for file, found in facts for f in found if f["kind"] == "registered"]

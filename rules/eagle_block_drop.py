@@ -17,6 +17,7 @@ from typing import Any
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.config_model import Configuration, config_facts, default_facts
+from rules.doubt import unless_unread
 from rules.interpret import Interpreter, Refused, Thing, Unknown
 from rules.parts import holding, tree_of
 from rules.recheck import Recheck
@@ -110,6 +111,7 @@ def _handed(text: str, line: int, symbol: str) -> list[Fact]:
     return found
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     handed = [(file, f) for file, found in facts for f in found if f["kind"] == "handed"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from reports.model import Dismissed, Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, holding, parse, place, tree_of, walk
 from rules.recheck import Recheck
 from rules.tree import SourceFile
@@ -90,6 +91,7 @@ def _gathers(part: Part) -> list[Fact]:
     return [place(part, "gathers", (min(every), max(every)), owner=part.owner, **more)]
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     found = [(file, f) for file, of_file in facts for f in of_file if f["kind"] == "gathers"]

@@ -14,6 +14,7 @@ import ast
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import tree_of
 from rules.recheck import Recheck
 from rules.spec_methods import literal_fields
@@ -54,6 +55,7 @@ def extract(path: str, source: bytes) -> list[Fact]:
     return found
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     fields = [(file, f) for file, found in facts for f in found if f["kind"] == "field"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, holding, parse, place
 from rules.recheck import Recheck
 
@@ -61,6 +62,7 @@ def _flag(part: Part) -> Fact:
     return place(part, "lookup", (start, part.end_line), **more)
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     found = [(file, fact) for file, facts in ctx.facts(ID) for fact in facts]
     if not found:

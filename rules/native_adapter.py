@@ -20,6 +20,7 @@ from typing import Any
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.recheck import Recheck
 
 ID = "native-adapter"
@@ -174,6 +175,7 @@ def _order(node: ast.AST, wanted: list[str], name: str) -> str:
     return "" if order == wanted else f"{name} calls in another order: {', '.join(order)}"
 
 
+@unless_unread(paths=PATHS)
 def judge(ctx: Context) -> Verdict:
     digest, adapters = seams()
     if not adapters:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
 from rules.dflash_support import selections
+from rules.doubt import unless_unread
 from rules.parts import Part, guards, holding, influences, parse, place
 from rules.recheck import Recheck
 
@@ -68,7 +69,8 @@ def _gives(part: Part) -> list[Fact]:
 
 
 def _names_dflash(part: Part) -> bool:
-    """Whether the function says itself that it loads a dflash drafter (by its name, or a tag it sets), beyond a comment."""
+    """Whether the function says itself that it loads a dflash drafter (by its name, or a tag it sets), beyond a
+    comment."""
     return "dflash" in part.name.lower() or re.search(r"""\(["']\w*dflash""", part.text) is not None
 
 
@@ -98,6 +100,7 @@ def _code(node: cst.CSTNode) -> str:
     return text_of(node)
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     if not any(runner == "V2" for runner, _, _ in selections(ctx)):
         why = "the V2 runner of this vLLM has no dflash drafter, so its loader is not used"

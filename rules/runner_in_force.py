@@ -17,6 +17,7 @@ from reports.model import Evidence, Verdict
 from rules.base import Context, Example, Fact
 from rules.config_model import Configuration, config_facts, default_facts, environment_facts
 from rules.deployment import TARGETS, VARIABLE, decide
+from rules.doubt import unless_unread
 from rules.parts import holding
 from rules.recheck import Recheck
 from rules.tree import SourceFile
@@ -117,6 +118,7 @@ def _imported(body: list[ast.stmt]) -> tuple[str, str, int] | None:
     return None
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     workers = [(file, [f for f in found if f["kind"] in ("class", "choice")]) for file, found in facts]

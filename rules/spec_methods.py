@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from reports.model import Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import tree_of
 from rules.recheck import Recheck
 
@@ -80,6 +81,7 @@ def literal_fields(source: bytes, field: str) -> list[Fact]:
     return found
 
 
+@unless_unread(NEEDLES)
 def judge(ctx: Context) -> Verdict:
     fields = [(file, fact) for file, facts in ctx.facts(ID) for fact in facts]
     if not fields:

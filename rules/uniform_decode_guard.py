@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.model import Outcome, Verdict
 from rules.base import Context, Example, Fact
+from rules.doubt import unless_unread
 from rules.parts import Part, guards, influences, names_in, parse, parts, place, walk
 from rules.recheck import Recheck
 from rules.runner_in_force import runners
@@ -155,6 +156,7 @@ def _calls(part: Part, named: set[str]) -> list[Fact]:
     return found
 
 
+@unless_unread(paths=PATHS)
 def judge(ctx: Context) -> Verdict:
     facts = ctx.facts(ID)
     decisions = {f["name"]: (file, f) for file, found in facts for f in found if f["kind"] == "decides"}

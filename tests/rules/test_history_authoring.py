@@ -15,6 +15,7 @@ from reports.model import VERDICT_IDS
 from rules import authoring
 from rules.base import Example
 from rules.engine import judge
+from rules.extraction import Unit
 from rules.loading import load_rules
 from rules.testing import tree_from_dir
 from tests.rules.history import HISTORY
@@ -41,6 +42,22 @@ def test_every_example_of_every_history_rule(rule_id: str) -> None:
     for kind in ("VALID", "INVALID"):
         assert sum(r.kind == kind for r in results) >= 3
     assert f"{len(results)}/{len(results)} examples of 1 rule pass" in authoring.results_text(results)
+
+
+@pytest.mark.parametrize("rule_id", [i for i in HISTORY if i not in ("record-integrity", "plugins")])
+def test_a_file_that_no_parser_takes_makes_the_answer_unknown(rule_id: str) -> None:
+    """Never a "no": the thing asked for may be in that very file."""
+    rules = {rule.id: rule for rule in load_rules()}
+    before = [rules[i] for i in ("runner-in-force", "dflash-support") if i != rule_id]
+    rule = rules[rule_id]
+    unit = Unit(rule.id, "", rule.extract or (lambda path, source: []), rule.needles, rule.paths)
+    for example in (*rule.valid, *rule.invalid):
+        looked_at = any(unit.wants(path, text.encode()) for path, text in example.files.items() if text)
+        if example.outcome in ("unknown", "n/a") or not looked_at:
+            continue
+        broken = {path: f"{text}\ndef (\n" for path, text in example.files.items() if text}
+        verdict = authoring.judge_example(rule, Example(example.name, broken, "unknown"), before)
+        assert verdict.outcome == "unknown", f"{example.name}: {verdict.summary}"
 
 
 def test_list_has_every_rule_in_the_order_of_a_report() -> None:
