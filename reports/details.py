@@ -9,7 +9,7 @@ from typing import Any
 
 from reports.links import place, sentence
 from reports.model import Audit, Evidence, Scope, Verdict
-from reports.text import code, count, fence, fold, html, listed, prose, table
+from reports.text import COMMAND_LIMIT, code, count, fence, fold, html, listed, prose, table
 from reports.words import STAGES, mark, meaning
 
 _ROWS = 12  # a table longer than this is folded
@@ -65,7 +65,9 @@ def _verdict(audit: Audit, verdict: Verdict) -> str:
         parts.append(f"{count(len(verdict.dismissed), 'look-alike')} dismissed: see [below](#dismissed).")
     parts.append(f"Scope: {_scope_line(verdict.scope)}.")
     if verdict.recheck:
-        parts.append("Check it by hand ([what it should print](#recheck)):\n\n" + fence(verdict.recheck, "sh"))
+        parts.append(
+            "Check it by hand ([what it should print](#recheck)):\n\n" + fence(verdict.recheck, "sh", COMMAND_LIMIT)
+        )
     if verdict.changes_if:
         parts.append(f"Would change this answer: {sentence(audit, verdict.changes_if)}")
     title = f"<b>{html(verdict.id)}</b>: {html(mark(verdict))}"
@@ -310,7 +312,7 @@ def recheck(audit: Audit) -> str:
     count_ = sum(1 for v in audit.verdicts if v.recheck)
     body = fold(
         f"{count(count_, 'check')} and {count(len(hashes), 'hash', 'hashes')}",
-        fence("\n".join(lines).strip("\n"), "sh"),
+        fence("\n".join(lines).strip("\n"), "sh", COMMAND_LIMIT),
     )
     return f'<a id="recheck"></a>\n\n## Check every finding by hand\n\n{text}\n\n{body}'
 

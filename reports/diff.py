@@ -12,6 +12,7 @@ from reports.model import LIST_IDS, VERDICT_IDS, Audit, Verdict
 from reports.text import code, count, listed, prose
 from reports.words import meaning
 
+How = Literal["changed", "now", "before"]  # the file's content moved; seen only now; seen only before
 Direction = Literal["better", "worse", "other"]
 
 # What makes an item of a list the same item in both audits, and what of it is compared.
@@ -26,14 +27,15 @@ _COMPARED = {"verifiers": ("shape", "accepts", "runner", "reachable"), "runner-i
 
 @dataclass(frozen=True)
 class Move:
-    """A verdict that is not what it was. ``files``: those of its evidence that changed, came or went: (path, how)."""
+    """A verdict that is not what it was. ``files``: the evidence's files, of those that are not the same in both:
+    (path, how)."""
 
     id: str
     before: str  # an outcome, or "not judged"
     after: str
     direction: Direction
     summary: str
-    files: tuple[tuple[str, Literal["changed", "new", "gone"]], ...] = ()
+    files: tuple[tuple[str, How], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,15 @@ def _move(id: str, a: Verdict | None, b: Verdict | None) -> Move:
     return Move(id, before, after, direction, said, _files(a, b))
 
 
-def _files(a: Verdict | None, b: Verdict | None) -> tuple[tuple[str, Literal["changed", "new", "gone"]], ...]:
+def _files(a: Verdict | None, b: Verdict | None) -> tuple[tuple[str, How], ...]:
     old, new = ({e.file: e.sha256 for e in v.evidence} if v else {} for v in (a, b))
-    found: list[tuple[str, Literal["changed", "new", "gone"]]] = []
+    found: list[tuple[str, How]] = []
     for file in sorted({*old, *new}):
         if file in old and file in new:
             if old[file] != new[file]:
                 found.append((file, "changed"))
         else:
-            found.append((file, "new" if file in new else "gone"))
+            found.append((file, "now" if file in new else "before"))
     return tuple(found)
 
 
@@ -127,7 +129,7 @@ def _label(id: str, item: dict[str, Any]) -> str:
     if id == "verifiers":
         reach = "" if item.get("reachable") else ", not reached"
         return (
-            f"{item.get('symbol', '')} ({item.get('file', '')}:{item.get('line', '')}; {item.get('shape', '')}, "
+            f"`{item.get('symbol', '')}` ({item.get('file', '')}:{item.get('line', '')}; {item.get('shape', '')}, "
             f"{item.get('accepts', '')}{reach})"
         )
     named = [str(item[key]) for key in _KEYS.get(id, ()) if item.get(key)]
@@ -181,10 +183,18 @@ def _move_line(before: Audit, after: Audit, move: Move) -> str:
     line = f"- **{prose(move.id)}**: {move.before} → {move.after}. {sentence(after, move.summary)}"
     if means:
         line += f"  \n  *“Yes” means: {prose(means)}.*"
-    if move.files:
-        shown = [f"{place(before if how == 'gone' else after, file)} ({how})" for file, how in move.files[:4]]
-        more = f" and {len(move.files) - 4} more" if len(move.files) > 4 else ""
-        line += f"  \n  By {', '.join(shown)}{more}."
+    titles: tuple[tuple[How, str, Audit], ...] = (
+        ("changed", "changed", after),
+        ("before", "seen before in", before),
+        ("now", "seen now in", after),
+    )
+    parts = []
+    for how, title, audit in titles:
+        files = [place(audit, file) for file, found in move.files if found == how]
+        if files:
+            parts.append(f"{title} {', '.join(files[:3])}" + (f" and {len(files) - 3} more" if len(files) > 3 else ""))
+    if parts:
+        line += f"  \n  Evidence: {'; '.join(parts)}."
     return line
 
 

@@ -12,6 +12,7 @@ _HIDDEN = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _LINE_LIMIT = 400
+COMMAND_LIMIT = 20_000  # a command that is cut can't be run
 
 
 def visible(text: str) -> str:
@@ -46,9 +47,9 @@ def code(text: str) -> str:
     return f"{ticks}{pad}{text}{pad}{ticks}"
 
 
-def fence(text: str, language: str = "") -> str:
-    """A fenced block around ``text``, whatever it holds; over-long lines are cut with a mark."""
-    lines = [_cut(visible(line.removesuffix("\r"))) for line in text.removesuffix("\n").split("\n")]
+def fence(text: str, language: str = "", limit: int = _LINE_LIMIT) -> str:
+    """A fenced block around ``text``, whatever it holds; lines longer than ``limit`` are cut with a mark."""
+    lines = [_cut(visible(line.removesuffix("\r")), limit) for line in text.removesuffix("\n").split("\n")]
     ticks = "`" * max(3, _longest_run("\n".join(lines)) + 1)
     return "\n".join([ticks + language, *lines, ticks])
 
@@ -113,5 +114,5 @@ def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall(r"`+", text)), default=0)
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _LINE_LIMIT else f"{line[:_LINE_LIMIT]} … ({len(line) - _LINE_LIMIT:,} more characters)"
+def _cut(line: str, limit: int) -> str:
+    return line if len(line) <= limit else f"{line[:limit]} … ({len(line) - limit:,} more characters)"

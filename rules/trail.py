@@ -99,7 +99,7 @@ def _spec_decode(ctx: Context) -> Iterator[TrailStep]:
     build = ctx.verdicts.get("tree-build")
     if build and build.outcome in ("yes", "partial") and build.evidence:
         proves = (
-            f"A drafter does propose a tree ({_at(build.evidence[0])}). "
+            f"a drafter does propose a tree ({_at(build.evidence[0])}). "
             "Building branches is one thing; whether anything judges more than one of them is another."
         )
     elif hits.lines and all(

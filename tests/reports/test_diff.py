@@ -47,16 +47,18 @@ def test_the_files_that_moved_a_verdict_are_named() -> None:
     old = audit(verdicts=(verdict("aux-layer-offset", "no", evidence=(EVIDENCE, same, gone)),))
     new = audit(verdicts=(verdict("aux-layer-offset", "yes", evidence=(other, same)),))
     (move,) = compare(old, new).moved
-    assert move.files == (("vllm/gone.py", "gone"), (EVIDENCE.file, "changed"))
+    assert move.files == (("vllm/gone.py", "before"), (EVIDENCE.file, "changed"))
     text = render(old, new)
-    assert "## Better now" in text and "vllm/gone.py" in text and "(gone)" in text and "vllm/same.py" not in text
+    assert (
+        "## Better now" in text and "; seen before in" in text and "vllm/gone.py" in text and "vllm/same.py" not in text
+    )
 
 
 def test_lists_say_what_came_and_went() -> None:
     old = audit(verdicts=(verdict("verifiers", "yes", items=(item("a"), item("b"))),))
     new = audit(verdicts=(verdict("verifiers", "yes", items=(item("b", shape="tree"), item("c"))),))
     (change,) = compare(old, new).lists
-    assert [text.split()[0] for text in (*change.added, *change.removed)] == ["c", "a"]
+    assert [text.split()[0] for text in (*change.added, *change.removed)] == ["`c`", "`a`"]
     assert change.changed[0].endswith("shape chain → tree")
     runner = [
         audit(verdicts=(verdict("runner-in-force", "yes", items=({"target": "hybrid", "runner": r},)),))

@@ -74,7 +74,7 @@ def test_the_search_on_0_20_2() -> None:
     assert steps["the whole install, known names"].hits == 0
     engine = steps["`vllm/v1`"]
     assert engine.hits == 116 and "tree attention is there (`vllm/v1/attention/backends/tree_attn.py:" in engine.proves
-    assert "A drafter does propose a tree (`vllm/v1/spec_decode/llm_base_proposer.py:" in steps["`spec_decode/`"].proves
+    assert "a drafter does propose a tree (`vllm/v1/spec_decode/llm_base_proposer.py:" in steps["`spec_decode/`"].proves
     assert verdicts["tree-mask"].outcome == "yes" and verdicts["tree-build"].outcome == "yes"
     assert verdicts["tree-walk"].outcome == "no"
     assert verdicts["tree-walk"].summary in judgement.trail[-1].adds
