@@ -9,7 +9,7 @@ from typing import Any, Literal
 from reports import summary
 from reports.links import place, sentence
 from reports.model import LIST_IDS, VERDICT_IDS, Audit, Verdict
-from reports.text import code, count, listed, prose
+from reports.text import code, count, fold, listed, prose
 from reports.words import meaning
 
 How = Literal["changed", "now", "before"]  # the file's content moved; seen only now; seen only before
@@ -21,8 +21,15 @@ _KEYS = {
     "spec-methods": ("method",),
     "plugins": ("distribution", "name", "group"),
     "runner-in-force": ("target",),
+    "opaque-code": ("op",),
 }
-_COMPARED = {"verifiers": ("shape", "accepts", "runner", "reachable"), "runner-in-force": ("runner",)}
+_COMPARED = {
+    "verifiers": ("shape", "accepts", "runner", "reachable"),
+    "runner-in-force": ("runner",),
+    "opaque-code": ("state",),
+}
+_LIST_ORDER = ("verifiers", "runner-in-force", "spec-methods", "plugins", "opaque-code")
+_LONG = 8  # entries of a list beyond which they are folded
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,8 @@ def _label(id: str, item: dict[str, Any]) -> str:
             f"`{item.get('symbol', '')}` ({item.get('file', '')}:{item.get('line', '')}; {item.get('shape', '')}, "
             f"{item.get('accepts', '')}{reach})"
         )
+    if id == "opaque-code" and item.get("op"):
+        return f"`{item['op']}` ({item.get('state', '')})"
     named = [str(item[key]) for key in _KEYS.get(id, ()) if item.get(key)]
     return " ".join(named) or ", ".join(f"{key}: {item[key]}" for key in sorted(item))
 
@@ -155,7 +164,8 @@ def render(before: Audit, after: Audit) -> str:
         moves = [move for move in diff.moved if move.direction == direction]
         if moves:
             blocks.append(f"## {title}\n\n" + "\n".join(_move_line(before, after, move) for move in moves))
-    blocks += [_list_block(before, after, change) for change in diff.lists]
+    lists = sorted(diff.lists, key=lambda change: _LIST_ORDER.index(change.id) if change.id in _LIST_ORDER else 99)
+    blocks += [_list_block(before, after, change) for change in lists]
     blocks.append(_unchanged(after, diff))
     blocks.append(_basis(before, after))
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -218,7 +228,11 @@ def _list_block(before: Audit, after: Audit, change: ListMove) -> str:
             lines.append(f"- **{word}** ({len(entries)}): {', '.join(code(entry) for entry in entries)}")
         else:
             lines += [f"- **{word}**: {sentence(audit, entry)}" for entry in entries]
-    return f"## {titles.get(change.id, prose(change.id))}\n\n" + "\n".join(lines)
+    body = "\n".join(lines)
+    if len(lines) > _LONG:
+        numbers = ((len(change.added), "new"), (len(change.removed), "gone"), (len(change.changed), "changed"))
+        body = fold(", ".join(f"{number} {word}" for number, word in numbers if number), body)
+    return f"## {titles.get(change.id, prose(change.id))}\n\n{body}"
 
 
 def _unchanged(after: Audit, diff: Diff) -> str:
