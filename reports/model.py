@@ -204,7 +204,8 @@ class Audit:
     errors: tuple[dict[str, Any], ...] = ()  # {"code", "message", "hint"}
     trail: tuple[TrailStep, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-    findings: tuple[dict[str, Any], ...] = ()  # of the lint: {"id", "severity", "summary", "evidence", "fix", "source"}
+    # Of the lint, as `ddaudit lint --json` gives them.
+    findings: tuple[dict[str, Any], ...] = ()
     made: Made = field(default_factory=Made)
     ddaudit: str = ""
     schema_version: int = SCHEMA_VERSION

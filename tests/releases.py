@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zipfile
 from functools import cache
@@ -28,7 +27,7 @@ def unpacked(version: str) -> Path:
         wanted = [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name]
         archive.extractall(fresh, wanted)
         try:
-            os.rename(fresh, folder)
+            fresh.rename(folder)
         except OSError:  # another test run was faster
             if not folder.is_dir():
                 raise
