@@ -224,7 +224,7 @@ def to_json(audit: Audit) -> dict[str, Any]:
 
 
 def audit_from_json(data: dict[str, Any]) -> Audit:
-    """The audit that ``to_json`` wrote; unknown keys are ignored. ValueError: another schema version, missing fields."""
+    """The audit that ``to_json`` wrote; other keys are ignored. ValueError: another schema version, missing fields."""
     if data.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version is {data.get('schema_version')!r}, this ddaudit reads {SCHEMA_VERSION}")
     audit: Audit = _build(Audit, data)
