@@ -304,23 +304,17 @@ def leads_elsewhere(flow: Flow) -> bool:
 
 
 def near(flow: Flow) -> str:
-    """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none, or compares
-    nothing."""
+    """Why a function that follows links is no walk: "written" or "one-stream"; "" when it follows none."""
     look = Judge(flow)
-    if not look.cmps:
-        return ""
-    for loop in range(len(flow.loops)):
+    for loop, here in enumerate(flow.loops):
+        if not flow.lines[0] <= here.line <= flow.lines[1]:
+            continue
         for part in look.components(loop):
-            written = look.written(loop)
-            links = [
-                a
-                for a in part
-                for b, how in flow.nodes[a].edges
-                if how == I and b in part and flow.nodes[a].kind == "read"
-            ]
-            tables = {flow.nodes[a].name for a in links if not flow.nodes[a].name.startswith(".")}
-            if tables:
-                return "written" if tables <= written else "one-stream"
+            links = [a for a in part for b, how in flow.nodes[a].edges if how == I and b in part]
+            tables = {flow.nodes[a].name for a in links if flow.nodes[a].kind == "read"}
+            asked = any(look.inside(flow.nodes[c].loop, loop) and flow.nodes[c].name in _EQ for c in look.cmps)
+            if tables and (asked or any(not t.startswith(".") for t in tables)):
+                return "written" if tables <= look.written(loop) else "one-stream"
     return ""
 
 
