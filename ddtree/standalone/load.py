@@ -122,7 +122,7 @@ def load_engine(
     kernels: bool = True,
 ) -> tuple[Engine, Any]:
     """An engine and its tokenizer. No weight is loaded before configs, tokenizer, drafter and memory were checked."""
-    check_budget(max(budget, 1))
+    check_budget(budget)
     config = load_config(target_folder)
     drafter_config = None
     if drafter_folder is not None:
