@@ -103,7 +103,8 @@ def _judge(
         ctx.verdicts = verdicts
         for rule in which:
             try:
-                verdicts[rule.id] = rule.judge(ctx)
+                said_so = rule.judge(ctx)
+                verdicts[rule.id] = dataclasses.replace(said_so, question=said_so.question or rule.question)
             except Exception as error:  # one broken rule must not cost the others
                 said = f"{type(error).__name__}: {error}"
                 errors.append(
@@ -114,7 +115,12 @@ def _judge(
                     }
                 )
                 verdicts[rule.id] = Verdict(
-                    rule.id, "unknown", f"the rule itself failed: {said}", "low", changes_if=rule.changes_if
+                    rule.id,
+                    "unknown",
+                    f"the rule itself failed: {said}",
+                    "low",
+                    changes_if=rule.changes_if,
+                    question=rule.question,
                 )
         return list(verdicts.values())
 

@@ -100,14 +100,15 @@ def read_pack(units: Sequence[Unit], path: Path = PACK) -> dict[str, Row]:
     it was made with."""
     try:
         pack = json.loads(lzma.decompress(path.read_bytes()))
-    except (OSError, lzma.LZMAError, ValueError):
+        made_with, seen, known = pack["units"], pack["seen"], pack["facts"]
+    except (OSError, lzma.LZMAError, ValueError, KeyError, TypeError):
         return {}
-    usable = {u.id: u.sha for u in units if pack["units"].get(u.id) == u.sha}
+    usable = {u.id: u.sha for u in units if made_with.get(u.id) == u.sha}
     everywhere = [
         name for name in usable if name != "graph"
     ]  # in the pack, no facts means: looked at, and nothing there
-    rows: dict[str, Row] = {sha: {name: [usable[name], []] for name in everywhere} for sha in pack["seen"]}
-    for sha, facts in pack["facts"].items():
+    rows: dict[str, Row] = {sha: {name: [usable[name], []] for name in everywhere} for sha in seen}
+    for sha, facts in known.items():
         for name, found in facts.items():
             if name in usable:
                 rows[sha][name] = [usable[name], found]

@@ -19,7 +19,7 @@ from rules.testing import tree_from_example
 
 IDS = ("tree-walk", "verifiers", "tree-build", "tree-mask", "tree-commit", "hybrid-tree-state", "opaque-code")
 RULES = {rule.id: rule for rule in load_rules() if rule.id in IDS}
-UNITS = [unit for unit in units_of(list(RULES.values()))]
+UNITS = units_of(list(RULES.values()))
 CASES = [(rule, example) for rule in RULES.values() for example in (*rule.valid, *rule.invalid)]
 
 
