@@ -36,8 +36,9 @@ def find(name: str, folder: Path) -> Path:
             raise usage("there is no audit yet", f"{folder} is empty", "make one with `ddaudit scan TARGET`")
         return kept[-1]
     found = [path for path in kept if path.name.startswith(name)]
-    if len(found) == 1 or (found and found[-1].stem == name):
-        return found[-1]
+    exact = [path for path in found if path.stem == name]  # one id may be the beginning of another
+    if exact or len(found) == 1:
+        return (exact or found)[0]
     if found:
         raise usage(
             f"{len(found)} audits begin with {name}",
