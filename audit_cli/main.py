@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from audit_cli import __version__, command_lint, command_rules
+from audit_cli import __version__, command_diff, command_lint, command_rules, command_sarif
 from audit_cli.console import Console
 from audit_cli.errors import DONE, FOUND, HOST, INCOMPLETE, INTERRUPTED, USAGE, DdauditError
 from audit_cli.parameters import (
@@ -276,3 +276,5 @@ def doctor(
 
 
 app.command("lint")(command_lint.lint)
+app.command("diff")(command_diff.diff)
+app.command("sarif")(command_sarif.sarif)
