@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from audit_cli import releases
 from audit_cli.errors import DdauditError, host
 from audit_cli.store import Store, write_atomic
 from probes import inventory, metadata, op_schemas
@@ -40,7 +41,7 @@ class Wheel:
     """A wheel file. ``data`` is its inventory (the form that ``probes.inventory`` gives), ``schemas`` the op schemas
     by sha256."""
 
-    def __init__(self, path: Path, cache: Path) -> None:
+    def __init__(self, path: Path, cache: Path, trust: bool = True) -> None:
         self.path = path
         self._names: dict[str, str] = {}
         self._zip: zipfile.ZipFile | None = None
@@ -58,7 +59,7 @@ class Wheel:
         try:
             self.data, self.schemas = json.loads(kept.read_bytes())
         except (OSError, ValueError):
-            self.data, self.schemas = _read_wheel(path)
+            self.data, self.schemas = (_read_known(path) if trust else None) or _read_wheel(path)
             write_atomic(kept, json.dumps([self.data, self.schemas], separators=(",", ":")).encode())
         for tree in self.data["trees"]:
             self._names.update({digest: name for name, _, digest, _ in tree["files"]})
@@ -77,6 +78,26 @@ class Wheel:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise OSError(f"{self.path.name} has changed since it was read")
         return data
+
+
+def _read_known(path: Path) -> tuple[dict[str, Any], dict[str, list[str] | None]] | None:
+    """The same from the wheel's table of contents and RECORD, for a file whose every byte is known."""
+    schemas = releases.schemas_of(releases.sha256_of(path))
+    if schemas is None:
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
+            texts = {name: archive.read(name).decode("utf-8", "replace") for name in sizes if _is_metadata(name)}
+    except _BROKEN as error:
+        raise _broken(path, error, "wheel") from None
+    record = {name: text for name, text in texts.items() if name.endswith(".dist-info/RECORD")}
+    listed = metadata.parse_record("".join(record.values()))
+    digests = {
+        name: (size, listed.get(name, "") or hashlib.sha256(texts.get(name, "").encode()).hexdigest())
+        for name, size in sizes.items()
+    }
+    return of_members(digests, texts, path), schemas
 
 
 def _read_wheel(path: Path) -> tuple[dict[str, Any], dict[str, list[str] | None]]:

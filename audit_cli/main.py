@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +72,9 @@ def run(arguments: Sequence[str]) -> int:
         name = error.ctx.command_path if error.ctx else "ddaudit"
         return _fail(console, DdauditError("usage", error.format_message(), "", f"{name} --help", USAGE), as_json)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr)
+        print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr, flush=True)
+        if threading.active_count() > 1:  # scans of other hosts: their links close with us
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,7 +113,10 @@ def _root(
 
 @app.command()
 def scan(
-    targets: Targets,
+    targets: Targets = None,
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", help="A YAML file of targets, each with options of its own.")
+    ] = None,
     venv: Venv = "",
     pythonpath: PythonPath = None,
     as_json: Json = False,
@@ -134,7 +141,7 @@ def scan(
 ) -> int:
     """What vLLM is there, what it can do with trees, and which path fits: a report with evidence."""
     from audit_cli import kept, paths
-    from audit_cli.output import fails, show
+    from audit_cli.output import fails, show, show_fleet
     from audit_cli.scan import is_incomplete, scan_target
     from audit_cli.targets import parse
 
@@ -143,9 +150,16 @@ def scan(
         venv, pythonpath, identity, ssh_config, host_key, ssh_backend, container, sudo, not no_probe, tuple(model or ())
     )
     conditions = [fails(text) for text in fail_on or ()]
-    if len(targets) > 1:
-        raise DdauditError("usage", "one target at a time", "", "scan them one after the other")
-    audit = scan_target(parse(targets[0]), how, console, tuple(rules or ()))
+    wanted = [(parse(text), how) for text in targets or ()]
+    if inventory is not None:
+        from audit_cli.fleet import read_inventory
+
+        wanted += read_inventory(inventory, how)
+    if not wanted:
+        raise DdauditError("usage", "no target was given", "", "try pypi:vllm==0.33.0, or user@host")
+    if len(wanted) > 1 or inventory is not None:
+        return show_fleet(wanted, console, tuple(rules or ()), conditions, as_json=as_json, out=out, redact=redact)
+    audit = scan_target(*wanted[0], console, tuple(rules or ()))
     saved = kept.keep(audit, paths.state_dir() / "audits")
     show(audit, console, as_json=as_json, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from audit_cli.console import Console
-from audit_cli.errors import usage
+from audit_cli.errors import DONE, FOUND, usage
 from audit_cli.store import write_atomic
 from reports.model import VERDICT_IDS, Audit, to_json
+
+if TYPE_CHECKING:
+    from audit_cli.opening import Options
+    from audit_cli.targets import Spec
 
 _OUTCOMES = ("yes", "no", "partial", "unknown", "n/a")
 _PATHS = ("native", "standalone", "retrain", "chain", "none")
@@ -57,6 +62,38 @@ def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> N
     console.say(
         f"report: {out}" if out else f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again"
     )
+
+
+def show_fleet(
+    wanted: Sequence[tuple[Spec, Options]],
+    console: Console,
+    rules: Sequence[Path],
+    conditions: Sequence[Callable[[Audit], bool]],
+    *,
+    as_json: bool,
+    out: Path | None,
+    redact: bool,
+) -> int:
+    """Scan several targets, keep each audit, print one matrix (or one JSON object of all). Returns the exit code."""
+    from audit_cli import fleet, kept, paths
+
+    outcomes = []
+    for outcome in fleet.scan_all(wanted, console, rules):
+        if outcome.audit is not None:
+            kept.keep(outcome.audit, paths.state_dir() / "audits")
+        outcomes.append(outcome)
+    order = {id(spec): number for number, (spec, _) in enumerate(wanted)}
+    outcomes.sort(key=lambda o: order[id(o.spec)])
+    text = fleet.as_json(outcomes, redact) if as_json else fleet.matrix(outcomes, redact)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_atomic(out, text.encode("utf-8", "backslashreplace"), mode=0o644)
+        console.say(f"matrix: {out}")
+    code = fleet.exit_code(outcomes)
+    if code == DONE and any(condition(o.audit) for o in outcomes if o.audit is not None for condition in conditions):
+        return FOUND
+    return code
 
 
 def fails(text: str) -> Callable[[Audit], bool]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from audit_cli.opening import Options
 
 Targets = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="TARGET",
         help="user@host[:port] | ssh alias | local | pypi:vllm==0.33.0 | wheel:FILE | dir:FOLDER",

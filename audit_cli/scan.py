@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,19 @@ from reports.model import Audit, Install, Made, Recommendation
 from rules.engine import Judgement, Progress, judge
 
 
-def scan_target(spec: Spec, options: Options, console: Console, extra_rules: Sequence[Path] = ()) -> Audit:
-    """The audit of one target. Raises DdauditError when there is nothing to judge."""
+def scan_target(
+    spec: Spec,
+    options: Options,
+    console: Console,
+    extra_rules: Sequence[Path] = (),
+    turn: AbstractContextManager[object] = nullcontext(),
+) -> Audit:
+    """The audit of one target. ``turn`` is held while it is judged. Raises DdauditError."""
     start = time.monotonic()
     at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     opened = open_target(spec, options, console)
-    audit = _audit(opened, options, console, extra_rules, at, start)
+    with turn:
+        audit = _audit(opened, options, console, extra_rules, at, start)
     console.end_phase()
     return audit
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from audit_cli import releases
 from audit_cli.archive import Wheel, read_tarball
 from audit_cli.errors import DdauditError
 from audit_cli.inventory import parse
@@ -47,7 +48,10 @@ def test_a_wheel_a_folder_and_a_tarball_of_it_have_the_same_files(tmp_path: Path
 def test_published_wheels_are_what_their_record_says(
     version: str, files: int, wheel_file: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    read = Wheel(wheel_file(version), tmp_path)
+    read = Wheel(wheel_file(version), tmp_path, trust=False)
+    known = Wheel(wheel_file(version), tmp_path / "known")  # from the list of releases: what reading it whole found
+    assert releases.schemas_of(releases.sha256_of(wheel_file(version))) == read.schemas
+    assert known.data == read.data and known.schemas == read.schemas
     inventory = parse(read.data)
     assert (inventory.record.status, inventory.record.files) == ("clean", files)
     assert inventory.versions == {"vllm": version}

@@ -1,4 +1,5 @@
-"""Scans that meet trouble: files that can't be read or parsed, a full disk, another scan at the same time; and what is cached."""
+"""Scans that meet trouble: files that can't be read or parsed, a full disk, another scan at the same time; and what
+is cached."""
 
 from __future__ import annotations
 
@@ -162,7 +163,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_files(home: Path, tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", with_limit], capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert json.loads(done.stdout)["error"]["code"] == "disk-full"
-    assert not [path for path in (home / "cache").rglob("*.new-*")]
+    assert not list((home / "cache").rglob(".new-*"))
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     assert ddaudit("scan", f"wheel:{file}").returncode == 0
 

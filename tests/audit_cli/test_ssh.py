@@ -1,4 +1,5 @@
-"""Over a real OpenSSH server: what the scan finds, what it leaves behind (nothing), and every way in which it may not get there."""
+"""Over a real OpenSSH server: what the scan finds, what it leaves behind (nothing), and every way in which it may not
+get there."""
 
 from __future__ import annotations
 
@@ -228,6 +229,18 @@ def test_an_old_python_says_so(home: Path, sshd: Sshd) -> None:
         assert json.loads(done.stdout)["error"]["code"] == "old-python", done.stdout
 
 
+def test_every_python_from_3_8_on_can_be_asked(home: Path, sshd: Sshd, tmp_path: Path) -> None:
+    fork = write(tmp_path / "fork")
+    pythons = sorted((Path.home() / ".pyenv/versions").glob("3.*/bin/python"))
+    for python in [path for path in pythons if int(path.parts[-3].split(".")[1]) >= 8] or [Path(sys.executable)]:
+        how = ("--venv", str(python), "--pythonpath", str(fork), "--json", "--no-probe")
+        done = ddaudit("scan", sshd.target, *sshd.options, *how)
+        assert done.returncode == 0, done.stderr
+        assert audit_of(done)["install"]["record"] == {
+            "status": "clean", "changed": [], "missing": [], "orphans": [], "files": 6,
+        }  # fmt: skip
+
+
 def test_files_that_are_none_hang_nothing(home: Path, sshd: Sshd, small: Path) -> None:
     folder = _site(small) / "vllm"
     os.mkfifo(folder / "pipe.py")
@@ -246,7 +259,8 @@ def test_an_interrupt_leaves_nothing_running_on_the_host(home: Path, sshd: Sshd,
     real = os.path.realpath(python)
     python.unlink()
     python.write_text(
-        f"#!/bin/sh\necho $$ > {small}/pid\nexec {real} -c 'import os, time; os.set_blocking(0, True)\nwhile os.read(0, 4096): pass'\n"
+        f"#!/bin/sh\necho $$ > {small}/pid\n"
+        f"exec {real} -c 'import os, time; os.set_blocking(0, True)\nwhile os.read(0, 4096): pass'\n"
     )
     python.chmod(0o755)
     child = subprocess.Popen(
@@ -296,7 +310,8 @@ def test_a_link_that_breaks_keeps_what_arrived(home: Path, sshd: Sshd, small: Pa
     proxy.write_text(
         "#!/usr/bin/env python3\nimport socket, sys, threading, os\n"
         f"s = socket.create_connection(('127.0.0.1', {sshd.port}))\n"
-        "def up():\n    while True:\n        b = os.read(0, 65536)\n        if not b: os._exit(0)\n        s.sendall(b)\n"
+        "def up():\n    while True:\n        b = os.read(0, 65536)\n"
+        "        if not b: os._exit(0)\n        s.sendall(b)\n"
         "threading.Thread(target=up, daemon=True).start()\nleft = int(sys.argv[1])\n"
         "while left > 0:\n    b = s.recv(65536)\n    if not b: break\n    left -= len(b)\n    os.write(1, b)\n"
     )
