@@ -236,7 +236,7 @@ def refuse_unsupported(config: Any) -> None:
         "disable_padded_drafter_batch": bool(speculative.disable_padded_drafter_batch),
         f"rejection method {speculative.rejection_sample_method}": speculative.rejection_sample_method
         not in ("standard", "strict"),
-        "the V2 model runner": bool(config.use_v2_model_runner),
+        "the V2 model runner": bool(getattr(config, "use_v2_model_runner", False)),
     }
     if names := [name for name, is_so in found.items() if is_so]:
         raise OptionError("ddtree-unsupported", f"not supported with ddtree: {', '.join(names)}")

@@ -82,7 +82,10 @@ def test_the_data_file_is_what_others_may_read():
         ("0.22.0", "0.22.0", False),
         ("0.24.0", "0.24.0", False),
         ("0.25.1", "0.24.0", False),
-        ("0.20.2", None, False),
+        ("0.20.2", "0.20.2", False),
+        ("0.21.0", "0.20.2", False),
+        ("0.26.0", "0.26.0", False),
+        ("0.28.0", None, False),
         ("0.33.0", None, False),
     ],
 )

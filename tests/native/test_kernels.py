@@ -15,7 +15,7 @@ from ddtree.native import attend as A
 from ddtree.native import step_kernels as K
 from ddtree.tree import build_tree
 
-pytestmark = pytest.mark.gpu if torch.cuda.is_available() else ()
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -155,6 +155,39 @@ def test_attend(budget, drafts, prefill, dtype):
     A.attend_twin(*args, twin, head**-0.5, budget + 1)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-3  # a GPU multiplies float32 as tf32
     torch.testing.assert_close(ours.cpu().float(), twin.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["2B", "B2", "packed"])
+def test_commit_in_every_layout_of_vllm(kind):
+    """One view for three layouts: what is written through it lands where that vLLM's own code reads it."""
+    blocks, block, heads, head = 3, 4, 2, 8
+
+    def kv_view(cache):  # as ddtree.native.v1.attention.kv_view, which needs vLLM to be imported
+        if kind == "packed":
+            return cache.view(*cache.shape[:-1], 2, head).permute(0, 3, 2, 1, 4)
+        return cache.transpose(0, 1) if kind == "2B" else cache
+
+    shape = {"2B": (2, blocks, block, heads, head), "B2": (blocks, 2, block, heads, head),
+             "packed": (blocks, heads, block, 2 * head)}[kind]  # fmt: skip
+    cache = torch.randn(shape).to(torch.bfloat16).to(DEVICE)
+    before = cache.cpu().clone()
+    nodes, start, drafts = torch.tensor([[0, 3, -1]]).int(), torch.tensor([0, 5]).int(), torch.tensor([4]).int()
+    slots = torch.tensor([2, 3, 8, 11, 5])
+    view = kv_view(cache)
+    pointers = torch.tensor([view.data_ptr()], device=DEVICE)
+    K.commit(K.CacheGroup(pointers, (view,), 0), *[on(DEVICE, x) for x in (nodes, start, drafts, slots)])
+    after = cache.cpu()
+    if kind == "packed":
+        keys, values = after.transpose(1, 2).split(head, dim=-1)
+        old_keys, old_values = before.transpose(1, 2).split(head, dim=-1)
+    else:
+        keys, values = after.unbind(0 if kind == "2B" else 1)
+        old_keys, old_values = before.unbind(0 if kind == "2B" else 1)
+    for new, old in ((keys, old_keys), (values, old_values)):
+        assert torch.equal(new[0, 3], old[2, 3])  # slot 3 (row 1) now holds slot 11 (row 3)
+        rest = torch.ones(blocks, block, dtype=torch.bool)
+        rest[0, 3] = False
+        assert torch.equal(new[rest], old[rest])
 
 
 def test_attention_of_a_chain_is_causal_attention():

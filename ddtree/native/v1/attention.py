@@ -37,9 +37,21 @@ KIND = os.environ.get("DDTREE_ATTENTION", "split")
 
 
 @cache
-def kv_axis() -> int:
-    """Which axis of a layer's KV cache tells K from V: 0 up to vLLM 0.22, 1 from 0.23 on."""
-    return int(FlashAttentionBackend.get_kv_cache_shape(5, 16, 3, 64).index(2))
+def layout() -> str:
+    """How this vLLM lays a layer's KV cache out: "2B" (up to 0.22), "B2" (0.23 to 0.25), "packed" (0.26 on)."""
+    shape = tuple(FlashAttentionBackend.get_kv_cache_shape(5, 16, 3, 64))
+    known = {(2, 5, 16, 3, 64): "2B", (5, 2, 16, 3, 64): "B2", (5, 3, 16, 128): "packed"}
+    if shape not in known:
+        raise OptionError("ddtree-kv-layout", f"a KV cache of shape {shape} for 5 blocks of 16 tokens, 3 heads of 64")
+    return known[shape]
+
+
+def kv_view(cache: Tensor, head_size: int, kind: str | None = None) -> Tensor:
+    """A layer's KV cache as [blocks, 2, block size, heads, head size], without a copy, whatever its layout."""
+    kind = kind or layout()
+    if kind == "packed":  # [blocks, heads, block size, 2 * head size], K first
+        return cache.view(*cache.shape[:-1], 2, head_size).permute(0, 3, 2, 1, 4)
+    return cache.transpose(0, 1) if kind == "2B" else cache
 
 
 def use(trees: TreeState) -> None:
@@ -117,7 +129,7 @@ class DDTreeImpl(FlashAttentionImpl):
             raise NotImplementedError("fused output quantization with ddtree")
         n = attn_metadata.num_actual_tokens
         query, out = query[:n], output[:n]
-        key_cache, value_cache = kv_cache.unbind(kv_axis())
+        key_cache, value_cache = kv_view(kv_cache, self.head_size).unbind(1)
         if KIND == "fused" and attn_metadata.full_seq_lens is None:
             paged_attention(
                 query,

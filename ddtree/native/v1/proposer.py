@@ -43,6 +43,10 @@ class DDTreeProposer(DFlashProposer):
         self._logits = self.model.compute_logits(hidden_states)
         return hidden_states.new_zeros(hidden_states.shape[0], dtype=torch.int64), None
 
+    def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
+        """What 0.20 and 0.21 call in its place."""
+        return self._sample_draft_tokens(hidden_states, None)[0]
+
     def propose(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draft one tree per request; returns its tokens int64 [R, N], which is what the scheduler counts."""
         hidden = kwargs["target_hidden_states"]

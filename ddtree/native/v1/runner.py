@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from ddtree.native.options import Options, block_size_of, resolve
+from ddtree.native.options import OptionError, Options, block_size_of, resolve
 from ddtree.native.state import TreeState
 from ddtree.native.step_kernels import CacheGroup, commit, prepare
 from ddtree.native.v1 import attention
@@ -31,7 +31,14 @@ def options_of(vllm_config: Any) -> Options:
     given.setdefault("budget", speculative.num_speculative_tokens)
     hf_config = speculative.draft_model_config.hf_config
     known = {name: getattr(hf_config, name, None) for name in ("block_size", "dflash_config")}
-    return resolve(given, block_size_of(known))
+    options = resolve(given, block_size_of(known))
+    if attention.layout() == "2B" and options.horizon >= options.budget:
+        raise OptionError(
+            "ddtree-horizon",
+            f"horizon {options.horizon} with a budget of {options.budget}",
+            "up to 0.22 the scheduler reserves one slot less, so the budget must be larger than the horizon",
+        )
+    return options
 
 
 class DDTreeModelRunner(GPUModelRunner):
@@ -86,6 +93,15 @@ class DDTreeModelRunner(GPUModelRunner):
         rows = 1 + self.ddtree.horizon
         return bool(common_attn_metadata.max_seq_len + rows <= self.effective_drafter_max_model_len)
 
+    def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...] | None:
+        """0.20.2 takes DFlash's target_layer_ids as they are, one layer too early: they count outputs, from 0."""
+        hf_config = self.speculative_config.draft_model_config.hf_config
+        ids = (getattr(hf_config, "dflash_config", None) or {}).get("target_layer_ids")
+        if ids and not getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):
+            return tuple(i + 1 for i in ids)
+        found: tuple[int, ...] | None = super()._get_eagle3_aux_layers_from_config()
+        return found
+
     def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
         self.trees.dummy(tree_step=bool(kwargs.get("uniform_decode", False)))
         return super()._dummy_run(*args, **kwargs)
@@ -107,13 +123,14 @@ class DDTreeModelRunner(GPUModelRunner):
         layers = self.compilation_config.static_forward_context
         found: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         seen: set[int] = set()
+        drafter = self.drafter._draft_attn_layer_names  # up to 0.21 the drafter runs on the target's backend
         for gid, group in enumerate(self.kv_cache_config.kv_cache_groups):
             for name in group.layer_names:
                 layer = layers[name]
-                if not isinstance(getattr(layer, "impl", None), attention.DDTreeImpl):
+                if name in drafter or not isinstance(getattr(layer, "impl", None), attention.DDTreeImpl):
                     continue
                 cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
-                cache = cache.transpose(0, 1) if cache.ndim == 5 and attention.kv_axis() == 0 else cache
+                cache = attention.kv_view(cache, layer.impl.head_size)
                 if cache.ndim != 5 or cache.shape[1] != 2 or cache.element_size() != 2 or cache.stride(4) != 1:
                     shape = tuple(cache.shape)
                     raise RuntimeError(f"ddtree: layer {name} has a KV cache of shape {shape}, {cache.dtype}")

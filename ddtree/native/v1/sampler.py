@@ -69,7 +69,7 @@ class TreeRejectionSampler(RejectionSampler):
 
     def processed(self, metadata: Any, logits: Tensor, sampling_metadata: Any) -> Tensor:
         """Logits after allow-lists, penalties, bad words and the like; requests with a history carry chains."""
-        holder = sampling_metadata.thinking_budget_state_holder
+        holder = getattr(sampling_metadata, "thinking_budget_state_holder", None)
         plain = (
             sampling_metadata.no_penalties
             and not sampling_metadata.bad_words_token_ids

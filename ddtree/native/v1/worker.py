@@ -11,6 +11,7 @@ import vllm.v1.worker.gpu_model_runner as runner_module
 from vllm.v1.worker.gpu_worker import Worker
 
 from ddtree.native.config import register_backend
+from ddtree.native.options import OptionError
 from ddtree.native.v1.runner import DDTreeModelRunner
 
 
@@ -23,6 +24,11 @@ class DDTreeWorker(Worker):
         stock = runner_module.GPUModelRunner
         runner_module.GPUModelRunner = DDTreeModelRunner
         try:
-            return super().init_device()
+            done = super().init_device()
         finally:
             runner_module.GPUModelRunner = stock
+        if not isinstance(self.model_runner, DDTreeModelRunner):
+            kind = type(self.model_runner)
+            name = f"{kind.__module__}.{kind.__name__}"
+            raise OptionError("ddtree-runner", f"this vLLM chose {name}, which has no adapter")
+        return done
