@@ -17,7 +17,7 @@ from audit_cli.errors import HOST, INCOMPLETE, DdauditError, usage
 from audit_cli.opening import Options
 from audit_cli.scan import is_incomplete, scan_target
 from audit_cli.targets import Spec, parse
-from reports.model import VERDICT_IDS, Audit, to_json
+from reports.model import Audit, to_json
 
 _AT_ONCE = 64
 _KEYS = {"target", "venv", "pythonpath", "identity", "host_key", "container", "sudo", "ssh_backend"}
@@ -93,26 +93,19 @@ def scan_all(targets: Sequence[tuple[Spec, Options]], console: Console, rules: S
 
 
 def matrix(outcomes: Sequence[Outcome], redact: bool = False) -> str:
-    """One table in Markdown: a row a question, a column a target; what failed below it."""
-    from reports.text import code, table
+    """One table in Markdown, a row a target; what failed is named with its reason."""
+    from reports.matrix import render
+    from reports.redact import redact as without_names
 
-    names = [f"target {n}" if redact else code(o.spec.text) for n, o in enumerate(outcomes, 1)]
-    done = [(name, o.audit) for name, o in zip(names, outcomes, strict=True) if o.audit is not None]
-    rows = [("vLLM", *(code(audit.install.vllm_version or "?") for _, audit in done))]
-    for id in VERDICT_IDS:
-        rows.append((id, *(verdict.outcome if (verdict := audit.verdict(id)) else "" for _, audit in done)))
-    rows.append(("recommended", *(audit.recommendation.path for _, audit in done)))
-    head = ("question", *(name for name, _ in done))
-    text = "# Audits\n\n" + (table(head, rows) + "\n" if done else "No target could be audited.\n")
-    for name, outcome in zip(names, outcomes, strict=True):
-        if outcome.error is not None:
-            said = (
-                outcome.error.code
-                if redact
-                else code(one_line(f"{outcome.error.what}: {outcome.error.why}").rstrip(": "))
-            )
-            text += f"\n- {name}: {said}\n"
-    return text
+    audits = [without_names(o.audit) if redact else o.audit for o in outcomes if o.audit is not None]
+    failures = {
+        f"target {n}" if redact else one_line(o.spec.text): o.error.code
+        if redact
+        else one_line(f"{o.error.what}: {o.error.why}").rstrip(": ")
+        for n, o in enumerate(outcomes, 1)
+        if o.error is not None
+    }
+    return render(audits, failures)
 
 
 def as_json(outcomes: Sequence[Outcome], redact: bool = False) -> str:

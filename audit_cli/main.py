@@ -26,6 +26,7 @@ from audit_cli.parameters import (
     PythonPath,
     Redact,
     Rules,
+    Sarif,
     SshConfig,
     Sudo,
     Targets,
@@ -120,6 +121,7 @@ def scan(
     venv: Venv = "",
     pythonpath: PythonPath = None,
     as_json: Json = False,
+    sarif: Sarif = False,
     out: Out = None,
     redact: Redact = False,
     rules: Rules = None,
@@ -141,7 +143,7 @@ def scan(
 ) -> int:
     """What vLLM is there, what it can do with trees, and which path fits: a report with evidence."""
     from audit_cli import kept, paths
-    from audit_cli.output import fails, show, show_fleet
+    from audit_cli.output import fails, output_form, show, show_fleet
     from audit_cli.scan import is_incomplete, scan_target
     from audit_cli.targets import parse
 
@@ -149,6 +151,7 @@ def scan(
     how = options(
         venv, pythonpath, identity, ssh_config, host_key, ssh_backend, container, sudo, not no_probe, tuple(model or ())
     )
+    form = output_form(as_json, sarif)
     conditions = [fails(text) for text in fail_on or ()]
     wanted = [(parse(text), how) for text in targets or ()]
     if inventory is not None:
@@ -158,10 +161,10 @@ def scan(
     if not wanted:
         raise DdauditError("usage", "no target was given", "", "try pypi:vllm==0.33.0, or user@host")
     if len(wanted) > 1 or inventory is not None:
-        return show_fleet(wanted, console, tuple(rules or ()), conditions, as_json=as_json, out=out, redact=redact)
+        return show_fleet(wanted, console, tuple(rules or ()), conditions, form=form, out=out, redact=redact)
     audit = scan_target(*wanted[0], console, tuple(rules or ()))
     saved = kept.keep(audit, paths.state_dir() / "audits")
-    show(audit, console, as_json=as_json, out=out, redact=redact, saved=saved)
+    show(audit, console, form=form, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):
         return INCOMPLETE
     return FOUND if any(condition(audit) for condition in conditions) else DONE
@@ -170,16 +173,22 @@ def scan(
 @app.command()
 def report(
     audit: Annotated[str, typer.Argument(help="A JSON file of --json, the id of a kept audit, or `last`.")] = "last",
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Results of a bench run (JSON): the recommendation weighs them."),
+    ] = None,
     as_json: Json = False,
+    sarif: Sarif = False,
     out: Out = None,
     redact: Redact = False,
 ) -> int:
     """Render an audit again: the same JSON gives the same report, byte for byte."""
     from audit_cli import kept, paths
-    from audit_cli.output import show
+    from audit_cli.output import output_form, show, with_runs
 
     path = kept.find(audit, paths.state_dir() / "audits")
-    show(kept.load(path), Console(quiet=True), as_json=as_json, out=out, redact=redact)
+    then = with_runs(kept.load(path), runs or [])
+    show(then, Console(quiet=True), form=output_form(as_json, sarif), out=out, redact=redact)
     return DONE
 
 
@@ -292,3 +301,4 @@ def doctor(
 app.command("lint")(command_lint.lint)
 app.command("diff")(command_diff.diff)
 app.command("sarif")(command_sarif.sarif)
+app.command("diff")(command_diff.diff)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from audit_cli.console import Console
 from audit_cli.errors import DONE, FOUND, usage
@@ -17,33 +18,48 @@ if TYPE_CHECKING:
     from audit_cli.opening import Options
     from audit_cli.targets import Spec
 
+Form = Literal["markdown", "json", "sarif"]
 _OUTCOMES = ("yes", "no", "partial", "unknown", "n/a")
 _PATHS = ("native", "standalone", "retrain", "chain", "none")
 
 
+def output_form(as_json: bool, sarif: bool) -> Form:
+    """Raises DdauditError (exit 2) when both are wanted."""
+    if as_json and sarif:
+        raise usage("--json and --sarif are two forms of the same", "", "choose one")
+    return "json" if as_json else "sarif" if sarif else "markdown"
+
+
 def show(
-    audit: Audit, console: Console, *, as_json: bool, out: Path | None, redact: bool, saved: Path | None = None
+    audit: Audit, console: Console, *, form: Form, out: Path | None, redact: bool, saved: Path | None = None
 ) -> None:
-    """Print, or write to ``out``. The three lines of the answer go to stderr, unless the report that begins with
-    them goes to a terminal."""
+    """Print, or write to ``out``. The answer goes to stderr too, unless a machine is listening."""
     if redact:
         from reports.redact import redact as without_names
 
         audit = without_names(audit)
-    if as_json:
+    if form == "json":
         text = json.dumps(to_json(audit), indent=2, ensure_ascii=False) + "\n"
+    elif form == "sarif":
+        from reports import sarif
+
+        text = sarif.render(audit)
     else:
         from reports.markdown import render
 
         text = render(audit)
+    _put(text, out)
+    if saved is not None and not console.quiet:
+        _summary(audit, console, out, saved)
+
+
+def _put(text: str, out: Path | None) -> None:
     data = text.encode("utf-8", "backslashreplace")
-    if out is None:
+    if out is not None:
+        write_atomic(out, data, mode=0o644)
+    else:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
-    else:
-        write_atomic(out, data, mode=0o644)
-    if saved is not None and not (console.quiet and as_json):
-        _summary(audit, console, out, saved)
 
 
 def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> None:
@@ -64,19 +80,47 @@ def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> N
     )
 
 
+def with_runs(audit: Audit, runs: Sequence[Path]) -> Audit:
+    """The audit with a recommendation that weighs a measured run, the last one. Raises DdauditError (exit 2)."""
+    from audit_cli.measured import from_bench
+    from audit_cli.recommend import recommend
+
+    measured = None
+    for path in runs:
+        try:
+            found = from_bench(json.loads(path.read_bytes()))
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise usage(
+                f"{path} is no bench result", str(error)[:200], "give a file that a bench run wrote as JSON"
+            ) from None
+        if found is None:
+            raise usage(
+                f"{path} is no full measurement", "it lacks plain decoding or the chain", "run the bench with both"
+            )
+        measured = found
+    if measured is None:
+        return audit
+    advice = recommend(
+        audit.verdicts, spec=audit.target.spec, vllm_version=audit.install.vllm_version, measured=measured
+    )
+    return dataclasses.replace(audit, recommendation=advice)
+
+
 def show_fleet(
     wanted: Sequence[tuple[Spec, Options]],
     console: Console,
     rules: Sequence[Path],
     conditions: Sequence[Callable[[Audit], bool]],
     *,
-    as_json: bool,
+    form: Form,
     out: Path | None,
     redact: bool,
 ) -> int:
     """Scan several targets, keep each audit, print one matrix (or one JSON object of all). Returns the exit code."""
     from audit_cli import fleet, kept, paths
 
+    if form == "sarif":
+        raise usage("--sarif is for one target", "", "`ddaudit report ID --sarif` makes one of each audit")
     outcomes = []
     for outcome in fleet.scan_all(wanted, console, rules):
         if outcome.audit is not None:
@@ -84,11 +128,8 @@ def show_fleet(
         outcomes.append(outcome)
     order = {id(spec): number for number, (spec, _) in enumerate(wanted)}
     outcomes.sort(key=lambda o: order[id(o.spec)])
-    text = fleet.as_json(outcomes, redact) if as_json else fleet.matrix(outcomes, redact)
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        write_atomic(out, text.encode("utf-8", "backslashreplace"), mode=0o644)
+    _put(fleet.as_json(outcomes, redact) if form == "json" else fleet.matrix(outcomes, redact), out)
+    if out is not None:
         console.say(f"matrix: {out}")
     code = fleet.exit_code(outcomes)
     if code == DONE and any(condition(o.audit) for o in outcomes if o.audit is not None for condition in conditions):

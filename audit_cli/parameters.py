@@ -21,6 +21,7 @@ Targets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
+Sarif = Annotated[bool, typer.Option("--sarif", help="SARIF 2.1.0 on stdout instead of the report.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
 Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
 Rules = Annotated[

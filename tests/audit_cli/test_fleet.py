@@ -40,7 +40,8 @@ def slow_hosts(sshd: Sshd, tmp_path: Path) -> Sshd:
     (tmp_path / "slow.py").write_text(_SLOW)
     hosts = ""
     for name, seconds in [*((f"host{n}", 3) for n in range(1, 9)), ("hung", 60)]:
-        hosts += f"Host {name}\n  HostKeyAlias all\n  ProxyCommand {sys.executable} {tmp_path}/slow.py {seconds} {sshd.port}\n"
+        command = f"{sys.executable} {tmp_path}/slow.py {seconds} {sshd.port}"
+        hosts += f"Host {name}\n  HostKeyAlias all\n  ProxyCommand {command}\n"
     sshd.config.write_text(hosts + sshd.config.read_text())
     sshd.knows("all")
     return sshd
@@ -70,7 +71,7 @@ def test_slow_hosts_are_reached_side_by_side_and_a_hung_one_fails_alone(
     both = ddaudit("scan", "hung", "host1", *how[:-2], "--no-probe")
     assert both.returncode == 3
     assert both.stderr.index("host1: vLLM 0.99.0") < both.stderr.index("hung: no SSH session")
-    assert "| record-integrity | yes |" in both.stdout and "no SSH session" in both.stdout
+    assert "`host1`" in both.stdout and "no SSH session" in both.stdout
 
 
 def test_an_inventory_names_targets_with_options_of_their_own(home: Path, tmp_path: Path) -> None:
