@@ -114,7 +114,8 @@ def subclassed(walk: str) -> dict[str, str]:
 def plugged_in(walk: str, register: str) -> dict[str, str]:
     """A distribution brings the walk; ``register`` is the module that its entry point names."""
     extra = {"extra/__init__.py": "", "extra/walking.py": walk, "extra/hook.py": register}
-    return {**install(CHAIN), **{path: dedent(text).lstrip() for path, text in extra.items()}}
+    files = install(CHAIN, vllm__v1__worker__gpu_worker="from vllm.v1.worker.gpu_model_runner import GPUModelRunner\n")
+    return {**files, **{path: dedent(text).lstrip() for path, text in extra.items()}}
 
 
 #: What plugins do to put their own acceptance in place; each defines ``register``.

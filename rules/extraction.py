@@ -9,6 +9,8 @@ import json
 import lzma
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -87,12 +89,16 @@ def is_known(row: Row | None, unit: Unit) -> bool:
 def extract_one(unit: Unit, path: str, source: bytes) -> Any:
     if not unit.wants(path, source):
         return []
+    depth = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(depth, 4000))  # a sum of a thousand terms is a tree a thousand deep
     try:
         return unit.extract(path, source)
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         return {"failed": f"{type(error).__name__}: {error}"[:200], "py": _PY}
     except Exception as error:  # a rule's own bug must not cost the other rules their facts
         return {"failed": f"{unit.id}: {type(error).__name__}: {error}"[:200], "py": _PY, "bug": True}
+    finally:
+        sys.setrecursionlimit(depth)
 
 
 def read_pack(units: Sequence[Unit], path: Path = PACK) -> dict[str, Row]:
@@ -202,7 +208,14 @@ _worker_units: dict[str, Unit] = {}
 def _start_worker(extra: Sequence[Path]) -> None:
     gc.disable()  # trees of one batch are freed by reference counts; a quarter of the time goes otherwise
     _worker_units.update({u.id: u for u in units_of(load_rules(extra))})
-    sys.setrecursionlimit(3000)
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _leave_with_parent(parent: int) -> None:
+    """A scan that is killed leaves no workers behind: they would wait for their queue for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _work_in_worker(batch: list[tuple[str, str, list[str], bytes]]) -> list[tuple[str, str, Any]]:

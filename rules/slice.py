@@ -231,9 +231,6 @@ class Resolver:
         first, _, rest = name.partition(".")
         if not rest and name in graph["consts"]:
             return str(graph["consts"][name])
-        if not rest and name in graph["functions"].get(qual, {}).get("d", {}):
-            default = graph["functions"][qual]["d"][name]
-            return None if self._is_passed(path, qual, name) else str(default)
         where = self.resolve(path, first) if first in graph["imports"] else None
         if where is not None and where[1] == "" and rest:
             inner = self.ctx.graph(where[0])
@@ -250,12 +247,13 @@ class Resolver:
             str(inner["consts"][attribute]) if inner is not None and attribute in inner["consts"] and not rest else None
         )
 
-    def _is_passed(self, path: str, qual: str, name: str) -> bool:
-        return True  # a parameter's default says nothing about its callers
-
 
 class _Walker(Resolver):
-    """Follows calls from the roots."""
+    """Follows calls from the roots. ``family``: the classes that runners construct as samplers."""
+
+    def __init__(self, ctx: ScanContext) -> None:
+        super().__init__(ctx)
+        self.family: set[tuple[str, str]] = set()
 
     def run(self) -> None:
         roots: list[str] = []
@@ -301,11 +299,16 @@ class _Walker(Resolver):
             for where, text, under in self.attribute(path, cls, attribute):
                 line = next((v[1] for v in graph["classes"][cls]["a"].get(attribute, ()) if v[0] == text), 0)
                 off = self.off((path, f"{cls}.__init__"), under)
-                for made, name in self.constructed(where, text):
+                found = self.constructed(where, text)
+                hooks = self._hooks(text, graph, cls)
+                if not found and not hooks and text != "None":
+                    found = self._chosen_at_run_time(path, cls, graph)
+                for made, name in found:
+                    self.family.add((made.path, name))
                     roots.append(f"{path}:{line} {name}")
                     for key in self.all_methods(made.path, name):
                         starts.append((key, Reached(runner, (f"{cls}.{attribute}",), off)))
-                for hook in self._hooks(text, graph, cls):
+                for hook in hooks:
                     starts += [
                         (key, Reached(runner, (f"{cls}.{attribute} from {hook}",), off)) for key in self._hooked(hook)
                     ]
@@ -380,6 +383,10 @@ class _Walker(Resolver):
             if file.origin.startswith("pythonpath") and file.path in ("sitecustomize.py", "usercustomize.py"):
                 entries.append(((file.path, ""), Reached("plugin", (file.path,))))
         loaded = self.follow(entries, imports=True) if entries else {}
+        for path, qual in loaded:  # a runner or a sampler of a plugin's own, named where it is entered
+            cls = qual.split(".")[0]
+            if qual.count(".") == 1 and self._is_kin(path, cls):
+                starts.append(((path, qual), Reached("plugin", loaded[path, qual].via, loaded[path, qual].off)))
         inner = self.follow(starts)
         modules = {path for path, _ in inner} | set(RUNNERS)
         for file, facts in self.ctx.facts("shapes"):
@@ -404,7 +411,9 @@ class _Walker(Resolver):
         roots: list[str],
     ) -> None:
         target = self.resolve(file.path, fact["o"])
-        if target is None or target[0].path not in modules:
+        if target is None:
+            return
+        if target[0].path not in modules and not any(self._is_kin(file.path, name) for name in fact["v"]):
             return
         what = f"{fact['o']}.{fact['a']}"
         off = how.off or self.off((file.path, fact["f"]), fact.get("u", []))
@@ -419,6 +428,22 @@ class _Walker(Resolver):
                 )
                 self.slice.replaced.append((key, what))
             roots.append(f"{file.path}:{fact['l']} {name} in place of {what}")
+
+    def _is_kin(self, path: str, name: str) -> bool:
+        """The class is a runner or a sampler that a runner constructs, or inherits from one."""
+        return any((f.path in RUNNERS and "Runner" in c) or (f.path, c) in self.family for f, c in self.mro(path, name))
+
+    def _chosen_at_run_time(self, path: str, cls: str, graph: dict[str, Any]) -> list[tuple[SourceFile, str]]:
+        """Classes that can be called, among those that the runner's file names without constructing: a table."""
+        found: list[tuple[SourceFile, str]] = []
+        near = [f for qual, f in graph["functions"].items() if not qual or qual.startswith(f"{cls}.")]
+        for name in {r[0] for function in near for r in function["r"] if not r[0].startswith(("'", "self"))}:
+            where = self.resolve(path, name)
+            if where is None or not where[1] or not self._is_class(*where):
+                continue
+            if any(self.method(where[0].path, where[1], verb) for verb in ("__call__", "forward")):
+                found.append(where)
+        return sorted(found, key=lambda w: (w[0].path, w[1]))
 
     def _local(self, path: str, qual: str, name: str) -> tuple[SourceFile, str] | None:
         file = self.ctx.file(path)

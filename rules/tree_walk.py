@@ -164,6 +164,50 @@ _STEPS = """
                 return c
         return -1
 """
+_ENVS = """
+import os
+
+environment_variables = {
+    "VLLM_X_TREE": lambda: bool(int(os.getenv("VLLM_X_TREE", "0"))),
+}
+"""
+_RUNNER_OF_ITS_OWN = """
+    from extra.walking import accept
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+    class Mine(GPUModelRunner):
+        def _sample(self, logits, metadata):
+            return accept(*metadata.tables, logits.argmax(-1))
+
+
+    def register():
+        import vllm.v1.worker.gpu_worker as worker
+
+        worker.GPUModelRunner = Mine
+"""
+
+
+def _chosen(walk: str) -> dict[str, str]:
+    """The runner takes its sampler from a table of classes."""
+    files = install(CHAINS["zip-and-break"], vllm__v1__sample__walking=walk, vllm__v1__worker__gpu_worker="")
+    runner = files["vllm/v1/worker/gpu_model_runner.py"]
+    files["vllm/v1/sample/other.py"] = (
+        files["vllm/v1/sample/rejection_sampler.py"]
+        .replace("vllm.v1.sample.accepting", "vllm.v1.sample.walking")
+        .replace("class RejectionSampler", "class Other")
+    )
+    files["vllm/v1/worker/gpu_model_runner.py"] = runner.replace(
+        "from vllm.v1.sample.sampler import Sampler\n",
+        "from vllm.v1.sample.other import Other\nfrom vllm.v1.sample.sampler import Sampler\n\n"
+        'KINDS = {"a": RejectionSampler, "b": Other}\n',
+    ).replace(
+        "self.rejection_sampler = RejectionSampler(self.sampler)",
+        "made = KINDS[config.kind]\n        self.rejection_sampler = made(self.sampler)",
+    )
+    return files
+
+
 VALID = (
     *(Example(f"in the sampler: {name}", install(source), "yes") for name, source in WALKS.items()),
     *(Example(f"plugin {name}", plugged_in(_W, hook), "yes", entry_points=ENTRY) for name, hook in REGISTERS.items()),
@@ -181,6 +225,8 @@ VALID = (
         ),
         "yes",
     ),
+    Example("chosen from a table", _chosen(WALKS["objects"]), "yes"),
+    Example("a plugin's own runner", plugged_in(_W, _RUNNER_OF_ITS_OWN), "yes", entry_points=ENTRY),
     Example("switch that is on", switched(_W, "TREE = True", "TREE"), "yes"),
     Example("configuration decides", switched(_W, "", "metadata.method == 'tree'"), "yes"),
 )
@@ -201,6 +247,21 @@ INVALID = (
     Example("constant is off", switched(_W, "TREE = False", "TREE"), "partial"),
     Example("environment is off", switched(_W, "TREE = os.environ.get('X_TREE', '0') == '1'", "TREE"), "partial"),
     Example("environment is off, asked in place", switched(_W, "", "int(os.getenv('X_TREE', '0'))"), "partial"),
+    Example(
+        "vLLM's table of environment variables says off",
+        {**switched(_W, "import vllm.envs as envs", "envs.VLLM_X_TREE"), "vllm/envs.py": _ENVS},
+        "partial",
+    ),
+    Example(
+        "an attribute of the sampler is off",
+        switched(_W, "", "self.follow")
+        | {
+            "vllm/v1/sample/rejection_sampler.py": switched(_W, "", "self.follow")[
+                "vllm/v1/sample/rejection_sampler.py"
+            ].replace("self.sampler = sampler", "self.sampler = sampler\n        self.follow = False")
+        },
+        "partial",
+    ),
     Example("environment must be there", switched(_W, "", "'X_TREE' in os.environ"), "partial"),
     Example("plugin that is never entered", plugged_in(_W, REGISTERS["setattr on the runner"]), "partial"),
     Example(
