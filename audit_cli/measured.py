@@ -1,13 +1,54 @@
-"""From the JSON of a bench run (``python -m ddtree.standalone bench --json``) to what the recommendation weighs. It
-comes from a host: checked."""
+"""What a bench run measured, as the recommendation weighs it; read from the JSON of ``python -m ddtree.standalone
+bench``, which comes from a host and is checked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from audit_cli.recommend import Measured
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement of the same target, prompts, batch size and verify width. Times are seconds per round, tau is
+    tokens committed per round with the bonus token. None: not measured. ``t_plain`` is one decode step without
+    speculation."""
+
+    batch: int = 1
+    graphs: bool = True  # with CUDA graphs; without them the tree's cost does not show
+    real_prompts: bool = True  # random tokens say nothing about acceptance
+    t_plain: float | None = None
+    t_chain: float | None = None
+    t_tree: float | None = None
+    tau_chain: float | None = None
+    tau_tree: float | None = None
+    tau_mtp: float | None = None  # the target's own MTP head, where it has one
+    t_mtp: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may decide: eager times and random prompts may not."""
+        return self.graphs and self.real_prompts
+
+    @property
+    def tree_over_chain(self) -> float | None:
+        """(tau_tree / tau_chain) / (t_tree / t_chain): above 1 the tree pays."""
+        return _quotient(_rate(self.tau_tree, self.t_tree), _rate(self.tau_chain, self.t_chain))
+
+    @property
+    def chain_over_plain(self) -> float | None:
+        """Speed of the chain against plain decoding, which commits one token per ``t_plain``."""
+        return _quotient(_rate(self.tau_chain, self.t_chain), _rate(1.0, self.t_plain))
+
+    @property
+    def mtp_over_chain(self) -> float | None:
+        return _quotient(_rate(self.tau_mtp, self.t_mtp), _rate(self.tau_chain, self.t_chain))
+
+    @property
+    def break_even(self) -> float | None:
+        """The tau_tree / tau_chain at which the tree starts to pay."""
+        return _quotient(self.t_tree, self.t_chain)
 
 
 def from_bench(data: Mapping[str, Any]) -> Measured | None:
@@ -52,3 +93,11 @@ def _number(value: Any) -> float:
     """A positive finite number, else 0."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     return float(value) if good else 0.0
+
+
+def _rate(tau: float | None, seconds: float | None) -> float | None:
+    return _quotient(tau, seconds)
+
+
+def _quotient(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None

@@ -11,51 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from audit_cli.measured import Measured
 from reports.model import Outcome, Recommendation, Verdict
 
 Path = Literal["native", "standalone", "retrain", "chain", "none"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One measurement of the same target, prompts, batch size and verify width. Times are seconds per round, tau is
-    tokens committed per round with the bonus token. None: not measured. ``t_plain`` is one decode step without
-    speculation."""
-
-    batch: int = 1
-    graphs: bool = True  # with CUDA graphs; without them the tree's cost does not show
-    real_prompts: bool = True  # random tokens say nothing about acceptance
-    t_plain: float | None = None
-    t_chain: float | None = None
-    t_tree: float | None = None
-    tau_chain: float | None = None
-    tau_tree: float | None = None
-    tau_mtp: float | None = None  # the target's own MTP head, where it has one
-    t_mtp: float | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may decide: eager times and random prompts may not."""
-        return self.graphs and self.real_prompts
-
-    @property
-    def tree_over_chain(self) -> float | None:
-        """(tau_tree / tau_chain) / (t_tree / t_chain): above 1 the tree pays."""
-        return _quotient(_speed(self.tau_tree, self.t_tree), _speed(self.tau_chain, self.t_chain))
-
-    @property
-    def chain_over_plain(self) -> float | None:
-        """Speed of the chain against plain decoding, which commits one token per ``t_plain``."""
-        return _quotient(_speed(self.tau_chain, self.t_chain), _speed(1.0, self.t_plain))
-
-    @property
-    def mtp_over_chain(self) -> float | None:
-        return _quotient(_speed(self.tau_mtp, self.t_mtp), _speed(self.tau_chain, self.t_chain))
-
-    @property
-    def break_even(self) -> float | None:
-        """The tau_tree / tau_chain at which the tree starts to pay."""
-        return _quotient(self.t_tree, self.t_chain)
 
 
 @dataclass(frozen=True)
@@ -350,11 +309,3 @@ def below(ratio: float | None, limit: float = 1.0) -> bool:
 def above(ratio: float | None, limit: float = 1.0) -> bool:
     """Whether a measured ratio is above ``limit``. False when it was not measured."""
     return ratio is not None and ratio > limit
-
-
-def _speed(tau: float | None, seconds: float | None) -> float | None:
-    return _quotient(tau, seconds)
-
-
-def _quotient(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None

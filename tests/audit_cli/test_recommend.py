@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit_cli.recommend import MISFITS, TABLE, Known, Measured, recommend
+from audit_cli.measured import Measured
+from audit_cli.recommend import MISFITS, TABLE, Known, recommend
 from reports.model import Verdict
 
 STAGES = ("tree-build", "tree-mask", "tree-walk", "tree-commit")
