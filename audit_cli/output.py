@@ -43,7 +43,10 @@ def show(
     elif form == "sarif":
         from reports import sarif
 
-        text = sarif.render(audit)
+        try:
+            text = sarif.render(audit)
+        except ModuleNotFoundError as error:
+            raise usage("SARIF needs a library that is not here", str(error), "install ddaudit[sarif]") from None
     else:
         from reports.markdown import render
 

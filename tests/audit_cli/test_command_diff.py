@@ -1,4 +1,4 @@
-"""``ddaudit diff`` and ``ddaudit sarif`` as they are typed, and what they say of a name that is none."""
+"""``ddaudit diff`` and ``ddaudit report --sarif`` as they are typed, and what they say of a name that is none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from audit_cli import kept
-from audit_cli.command_sarif import text_of
+from audit_cli.console import Console
 from audit_cli.errors import DdauditError
+from audit_cli.output import show
 from tests.reports.samples import audit, verdict
 
 
@@ -49,14 +50,14 @@ def test_a_name_that_is_none(state: Path) -> None:
 
 
 def test_sarif(state: Path, tmp_path: Path) -> None:
-    log = json.loads(ddaudit(state, "sarif").stdout)
+    log = json.loads(ddaudit(state, "report", "--sarif").stdout)
     assert log["version"] == "2.1.0" and log["runs"][0]["results"][0]["ruleId"] == "gdn-gate-gather"
-    assert ddaudit(state, "sarif", "--out", str(tmp_path / "a.sarif"), "--redact").returncode == 0
+    assert ddaudit(state, "report", "--sarif", "--out", str(tmp_path / "a.sarif"), "--redact").returncode == 0
     assert "gpu1" not in (tmp_path / "a.sarif").read_text()
 
 
 def test_sarif_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sarif_pydantic", None)
     with pytest.raises(DdauditError) as caught:
-        text_of(audit())
+        show(audit(), Console(quiet=True), form="sarif", out=None, redact=False)
     assert caught.value.exit_code == 2 and "ddaudit[sarif]" in caught.value.hint
