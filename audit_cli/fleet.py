@@ -73,6 +73,9 @@ def scan_all(targets: Sequence[tuple[Spec, Options]], console: Console, rules: S
             return Outcome(spec, scan_target(spec, options, Console(quiet=True), rules, turn), None)
         except DdauditError as error:
             return Outcome(spec, None, error)
+        except Exception as error:  # whatever it is, it is this target's
+            why = f"{type(error).__name__}: {error}"[:300]
+            return Outcome(spec, None, DdauditError("bug", "ddaudit failed", why, "scan it alone with -vv", INCOMPLETE))
 
     pool = ThreadPoolExecutor(min(_AT_ONCE, len(targets)))
     try:

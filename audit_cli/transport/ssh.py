@@ -60,9 +60,9 @@ class Ssh:
             _prefer(transport, knownhosts.kinds(entries, key_name))
             transport.banner_timeout, transport.auth_timeout, transport.channel_timeout = BANNER, AUTH, CHANNEL
             transport.start_client(timeout=BANNER)
+            key = transport.get_remote_server_key()  # start_client returns without one when its time is up
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise _no_session(name, error) from None
-        key = transport.get_remote_server_key()
         self._check_key(entries, key_name, key, wanted)
         try:
             self._authenticate(transport, wanted)
@@ -349,6 +349,8 @@ def _public_blob(path: Path) -> bytes:
 
 def _no_session(name: str, error: Exception) -> DdauditError:
     why = str(error) or "the host hung up"
+    if why == "No existing session":
+        why = f"it said nothing for {BANNER:.0f} s"
     hint = "is it an ssh server? `ssh -v` shows each step"
     if "kex" in why or "no acceptable" in why.lower():
         hint = "its algorithms are too old for paramiko: try --ssh-backend openssh"

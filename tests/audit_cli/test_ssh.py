@@ -328,3 +328,28 @@ def test_a_link_that_breaks_keeps_what_arrived(home: Path, sshd: Sshd, small: Pa
     sshd.config.write_text(config)
     again = ddaudit(*arguments)
     assert f"{44 - kept} of 44 different files were fetched" in again.stderr, again.stderr
+
+
+def test_a_container_is_entered_through_its_engine(home: Path, sshd: Sshd, small: Path, tmp_path: Path) -> None:
+    """A wrapper stands in for docker: it notes how it was called and runs the command."""
+    engine = tmp_path / "podman"
+    engine.write_text(f'#!/bin/sh\necho "$1 $2 $3" >> {tmp_path}/calls\nshift 3\nexec "$@"\n')
+    engine.chmod(0o755)
+    sshd.start(f"SetEnv PATH={tmp_path}:/usr/bin:/bin")
+    how = ("--venv", str(small), "--container", "podman:vllm-server", "--json", "--no-probe")
+    for target, options in ((sshd.target, sshd.options), ("local", [])):
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = ddaudit("scan", target, *options, *how, env=path)
+        assert done.returncode == 0, done.stderr
+        assert audit_of(done)["install"]["record"]["files"] == 6
+    assert set((tmp_path / "calls").read_text().splitlines()) == {"exec -i vllm-server"}
+
+
+def test_doctor_says_what_is_there_and_what_to_do(home: Path, sshd: Sshd, small: Path) -> None:
+    good = ddaudit("doctor", sshd.target, *sshd.options, "--venv", str(small))
+    assert good.returncode == 0, good.stdout
+    assert f"✓ connection: {sshd.target}, host key {sshd.fingerprint}" in good.stdout
+    assert f"✓ vllm: {_site(small)}/vllm" in good.stdout
+    sshd.known_hosts.write_text("")
+    bad = ddaudit("doctor", sshd.target, *sshd.options)
+    assert bad.returncode == 3 and f"--host-key {sshd.fingerprint}" in bad.stdout
