@@ -14,13 +14,16 @@ from torch import Tensor
 
 from ddtree.measure import CHAIN, Acceptance, Divergence, divergences, milliseconds
 from ddtree.standalone.engine import Engine, Request, Response
+from ddtree.standalone.graphs import why_no_graphs
 from ddtree.standalone.rounds import (
     PLAIN_DECODE,
     Parts,
     Sampling,
     accept,
+    candidates,
     commit,
     draft,
+    extend,
     new_state,
     pack_result,
     propose,
@@ -29,8 +32,6 @@ from ddtree.standalone.rounds import (
 )
 from ddtree.tree import chain_tree
 from ddtree.walk import Path
-
-STAGES = ("draft", "build", "verify", "accept", "commit")
 
 
 @dataclass
@@ -114,6 +115,7 @@ def run_modes(
         say(
             f"{result.mode:9s} {result.tokens:7d} tokens {seconds:8.2f} s {result.tokens_per_second:9.1f} tok/s  "
             f"tau {result.tau:.3f}  different from ar: {result.divergences} of {len(out)}"
+            + (f"  peak {result.peak_bytes / 1e9:.2f} GB" if result.peak_bytes else "")
         )
     return results, found
 
@@ -127,14 +129,14 @@ def teacher_logits(engine: Engine, tokens: Tensor, width: int) -> Tensor:
         for start in range(0, length, width):
             part = tokens[:, start : start + width]
             tree = chain_tree(part[:, 1:], part[:, 0])
-            logits, tapped = verify(parts, state, tree)
+            logits, _ = verify(parts, state, tree)
             everything = Path(
                 nodes=torch.arange(part.shape[1], dtype=torch.int32, device=part.device).expand(requests, -1),
                 count=torch.full((requests,), part.shape[1] - 1, dtype=torch.int32, device=part.device),
                 bonus=part[:, 0],
                 tokens=part,
             )
-            commit(parts, state, everything, tapped)
+            commit(parts, state, everything)
             found.append(logits.float())
     return torch.cat(found, 1)
 
@@ -184,27 +186,36 @@ def step_cost(engine: Engine, budget: int, context: int, repeats: int = 20, stag
 
     reset()
     hidden = None if plain else draft(parts, state)
-    tree, best = propose(parts, state, hidden, budget)
+    offer = candidates(parts, hidden, budget)
+    tree, best = propose(parts, state, offer, budget)
     logits, tapped = verify(parts, state, tree)
     path = accept(parts, tree, logits, sampling, None)
 
+    def draft_all() -> None:
+        candidates(parts, draft(parts, state), budget)
+
     def commit_again() -> None:
         reset()
-        commit(parts, state, path, tapped)
+        commit(parts, state, path)
         pack_result(path, best)
 
+    def extend_again() -> None:
+        reset()
+        extend(parts, state, path, tapped)
+
     steps: dict[str, Callable[[], object]] = {
-        "draft": lambda: None if plain else draft(parts, state),
-        "build": lambda: None if plain else propose(parts, state, hidden, budget),
+        "draft": draft_all,
+        "build": lambda: propose(parts, state, offer, budget),
         "verify": lambda: verify(parts, state, tree),
         "accept": lambda: accept(parts, tree, logits, sampling, None),
         "commit": commit_again,
+        "extend": extend_again,
     }
-    graphs = device.type == "cuda" and not engine.graph_reason
+    graphs = not why_no_graphs(engine.target)
     timed = {}
     if stages:
         for name, step in steps.items():
-            if not (plain and name in ("draft", "build")):
+            if not (plain and name in ("draft", "build", "extend")):
                 reset()
                 timed[name] = milliseconds(_captured(step) if graphs else step, repeats, device)
     reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from ddtree.drafter import Drafter
 from ddtree.errors import RequestError
 from ddtree.measure import CHAIN, Acceptance, acceptance
 from ddtree.standalone.auto import Auto
-from ddtree.standalone.graphs import Graphs
+from ddtree.standalone.graphs import Graphs, why_no_graphs
 from ddtree.standalone.model import Target
 from ddtree.standalone.ops import PLAIN, Ops
 from ddtree.standalone.packed import PackedDrafter
@@ -86,6 +87,7 @@ class Engine:
             self.drafter = PackedDrafter(drafter, ops)
         self.context = min(context or target.config.context, target.config.context)
         self.auto = Auto(AUTO_BUDGETS)
+        self._told = False
         self._state: State | None = None
         self._graphs: dict[bool, Graphs] = {}  # by whether the drafter takes part
 
@@ -93,11 +95,6 @@ class Engine:
     def drafts(self) -> int:
         """Tokens drafted per block; 0 without a drafter."""
         return self.drafter.config.drafts if self.drafter else 0
-
-    @property
-    def graph_reason(self) -> str:
-        """Why rounds are not CUDA graphs; empty where they are."""
-        return Graphs(Parts(self.target, self.drafter, self.ops), self.state_for(1, 1)).reason
 
     def state_for(self, requests: int, rows: int) -> State:
         """Buffers for R requests of ``rows`` rows; kept and reused while they are large enough."""
@@ -133,7 +130,10 @@ class Engine:
         slots = max(run, self.drafts, 0) + 1
         state = self.state_for(len(requests), longest + slots + self.drafts + 1)
         responses = [Response() for _ in requests]
-        graphs = self._graphs.setdefault(plain, Graphs(parts, state))
+        graphs = self._graphs.setdefault(plain, Graphs(parts, state, why_no_graphs(self.target)))
+        if graphs.reason and self.target.home.type == "cuda" and not self._told:
+            self._told = True
+            print(f"ddtree: rounds run without CUDA graphs: {graphs.reason}", file=sys.stderr)
         for b in (PLAIN_DECODE, CHAIN, *AUTO_BUDGETS) if mode == "auto" else (run,):
             graphs.prepare(b, sampling)
         logits = self.run_prompts(parts, state, requests)

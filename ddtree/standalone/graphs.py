@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ddtree.standalone.model import Target
 from ddtree.standalone.rounds import Parts, Sampling, State, run_round
+
+
+def why_no_graphs(target: Target) -> str:
+    """The reason why this target's rounds cannot be captured; empty if they can."""
+    if target.home.type != "cuda":
+        return "no CUDA device"
+    if len(set(target.placement)) > 1:
+        return f"layers are split over {len(set(target.placement))} devices"
+    if target.config.experts is not None:
+        return "experts are chosen on the host"
+    return ""
 
 
 @dataclass
@@ -16,17 +28,8 @@ class Graphs:
 
     parts: Parts
     state: State
-    reason: str = ""
+    reason: str
     captured: dict[tuple[int, Sampling], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        devices = set(self.parts.target.placement)
-        if self.parts.target.home.type != "cuda":
-            self.reason = "no CUDA device"
-        elif len(devices) > 1:
-            self.reason = f"layers are split over {len(devices)} devices"
-        elif self.parts.target.config.experts is not None:
-            self.reason = "experts are chosen on the host"
 
     def prepare(self, budget: int, sampling: Sampling) -> None:
         """Capture a round unless that has been done. Runs rounds on the state: call before prompts are run."""

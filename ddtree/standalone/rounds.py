@@ -1,4 +1,4 @@
-"""A round of tree speculative decoding as functions on device tensors: draft, propose, verify, accept, commit.
+"""A round of tree speculative decoding as functions on device tensors: draft, propose, verify, accept, extend, commit.
 
 Nothing here reads a tensor on the host and no shape depends on data, so a whole round can be captured in a CUDA graph.
 Plain decoding is a round whose tree is its root; DFlash's chain is a round whose tree is a chain.
@@ -84,7 +84,8 @@ def new_state(parts: Parts, requests: int, rows: int) -> State:
             d = c.delta
             assert d is not None
             layers[i].conv = torch.zeros(requests, d.channels, d.kernel - 1, dtype=dtype, device=device)
-            layers[i].delta = torch.zeros(requests, d.value_heads, d.key_dim, d.value_dim, device=device)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32  # bfloat16 states drift
+            layers[i].delta = torch.zeros(requests, d.value_heads, d.key_dim, d.value_dim, dtype=wide, device=device)
     home, draft_cache = parts.target.home, None
     if parts.drafter is not None:
         k = parts.drafter.config
@@ -177,20 +178,28 @@ def draft(parts: Parts, state: State) -> Tensor:
     return d.draft(state.roots, state.draft_cache, state.lengths, parts.target.embed, both)
 
 
-def propose(parts: Parts, state: State, hidden: Tensor | None, budget: int) -> tuple[Tree, Tensor]:
+def candidates(parts: Parts, hidden: Tensor | None, budget: int) -> tuple[Tensor, Tensor] | None:
+    """What a tree of this budget may need of every drafted position: values and ids [R, K, T], see Drafter.top."""
+    if hidden is None or parts.drafter is None:
+        return None
+    return parts.drafter.top(hidden, parts.target.head, max(budget, 1))
+
+
+def propose(
+    parts: Parts, state: State, offer: tuple[Tensor, Tensor] | None, budget: int
+) -> tuple[Tree, Tensor]:
     """The round's tree: its root (PLAIN_DECODE), the drafter's best chain (CHAIN), or its best ``budget`` nodes.
 
     Returns:
         the tree, and the best chain int64 [R, K] (K = 0 without a draft).
     """
-    if hidden is None or parts.drafter is None:
+    if offer is None:
         nothing = state.roots[:, None][:, :0]
         return chain_tree(nothing, state.roots), nothing
-    values, ids = parts.drafter.top(hidden, parts.target.head, max(budget, 1))
-    best = ids[:, :, 0]
+    best = offer[1][:, :, 0]
     if budget == CHAIN:
         return chain_tree(best, state.roots), best
-    return parts.ops.build_tree((values, ids), state.roots, budget), best
+    return parts.ops.build_tree(offer, state.roots, budget), best
 
 
 def verify(parts: Parts, state: State, tree: Tree) -> tuple[Tensor, Tensor]:
@@ -208,8 +217,16 @@ def accept(
     return parts.ops.walk(tree, chosen)
 
 
-def commit(parts: Parts, state: State, path: Path, tapped: Tensor) -> None:
-    """Keep the accepted path in every cache and state, and hand its hidden states to the drafter; drop all else."""
+def extend(parts: Parts, state: State, path: Path, tapped: Tensor) -> None:
+    """Hand the accepted path's hidden states to the drafter. Before commit: rows count from the old lengths."""
+    if parts.drafter is not None and state.draft_cache is not None:
+        rows = commit_rows(path, state.lengths)[1]
+        at = path.nodes.clamp(min=0).long()[..., None].expand(-1, -1, tapped.shape[-1])
+        parts.drafter.extend(state.draft_cache, tapped.gather(1, at), rows)
+
+
+def commit(parts: Parts, state: State, path: Path) -> None:
+    """Keep the accepted path in every cache and state of the target, and drop all else; the bonus is the new root."""
     source, destination = commit_rows(path, state.lengths)
     kept = torch.where(state.active, path.count, -1)
     for cache in state.caches:
@@ -221,9 +238,6 @@ def commit(parts: Parts, state: State, path: Path, tapped: Tensor) -> None:
             if d not in nodes:
                 nodes[d] = (path.nodes.to(d), kept.to(d))
             parts.ops.gdn_commit(layer.stash, layer.conv, layer.delta, *nodes[d])
-    if parts.drafter is not None and state.draft_cache is not None:
-        at = path.nodes.clamp(min=0).long()[..., None].expand(-1, -1, tapped.shape[-1])
-        parts.drafter.extend(state.draft_cache, tapped.gather(1, at), destination)
     state.lengths += kept + 1
     state.roots.copy_(torch.where(state.active, path.bonus, state.roots))
 
@@ -260,8 +274,9 @@ def run_round(
 ) -> tuple[Tensor, Tensor]:
     """One round. Returns what the host needs (see pack_result), and the target's logits at the roots [R, V]."""
     hidden = None if budget == PLAIN_DECODE else draft(parts, state)
-    tree, best = propose(parts, state, hidden, budget)
+    tree, best = propose(parts, state, candidates(parts, hidden, budget), budget)
     logits, tapped = verify(parts, state, tree)
     path = accept(parts, tree, logits, sampling, generator)
-    commit(parts, state, path, tapped)
+    extend(parts, state, path, tapped)
+    commit(parts, state, path)
     return pack_result(path, best), logits[:, 0]

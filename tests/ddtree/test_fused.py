@@ -14,9 +14,10 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-def test_kernels_equal_their_twins_in_the_interpreter() -> None:
+@pytest.mark.parametrize("script", ["fused_check.py", "kernel_rounds_check.py"])
+def test_kernels_equal_plain_torch_in_the_interpreter(script: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
-    done = subprocess.run([sys.executable, str(HERE / "fused_check.py")], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(HERE / script)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -136,7 +136,7 @@ def test_bench_of_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*argv, "--at", "20", "--budgets", "4", "--accept", "3,1", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["step_cost"]
     assert [r["kind"] for r in rows] == ["ar", "chain", "tree-4"]
-    assert set(rows[2]["stages"]) == {"draft", "build", "verify", "accept", "commit"}
+    assert set(rows[2]["stages"]) == {"draft", "build", "verify", "accept", "extend", "commit"}
     assert rows[2]["tokens_per_second"] == pytest.approx(3.0 / rows[2]["round_ms"] * 1e3)
     assert "tok/s" in capsys.readouterr().out
 
