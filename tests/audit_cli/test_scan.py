@@ -219,13 +219,16 @@ def test_recheck_says_what_still_holds(home: Path, tmp_path: Path) -> None:
     assert ddaudit("scan", f"dir:{install}").returncode == 0
     same = ddaudit("recheck", "last", "--fail-on", "changed")
     assert same.returncode == 0 and "the one audited, file for file" in same.stdout, same.stdout
-    (install / VERIFIER).write_text(CHAIN + "# mine\n")
+    evidence = [e["file"] for v in audit_of(ddaudit("report", "last", "--json"))["verdicts"] for e in v["evidence"]]
+    (install / evidence[0]).write_text((install / evidence[0]).read_text() + "# mine\n")
     changed = ddaudit("recheck", "last", "--fail-on", "changed", "--json")
     outcome = json.loads(changed.stdout)
     assert not outcome["same"] and changed.returncode == 1
-    touched = [check for check in outcome["checks"] if check["what"] == VERIFIER]
+    touched = [check for check in outcome["checks"] if check["what"] == evidence[0]]
     assert touched and all(check["state"] == "changed" for check in touched)
-    assert any(check["state"] == "holds" for check in outcome["checks"])
+    (install / evidence[0]).unlink()
+    said = ddaudit("recheck", "last").stdout
+    assert "gone" in said and "answers that need a new look" in said
 
 
 def test_commands_of_a_foreign_audit_are_run_only_when_asked(home: Path, tmp_path: Path) -> None:
