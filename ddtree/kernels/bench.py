@@ -194,7 +194,7 @@ def gdn_pair(card: Ceilings, batch: int, budget: int, tune: dict[str, int] | Non
     stashes: list[twin.Stash] = [None] * layers  # type: ignore[list-item]
 
     def verify(i: int) -> None:
-        stashes[i] = gdn.verify(layer, x[i], a, b, conv[i], state[i], tree.words, windows, tune=tune)[1]
+        stashes[i] = gdn.launch_verify(layer, x[i], a, b, conv[i], state[i], tree.words, windows, tune=tune)[1]
 
     us = replay(verify, layers)
     fixed = batch * (hv * dim * dim * 4 + nodes * (channels * 2 + hv * dim * 2))
@@ -203,7 +203,7 @@ def gdn_pair(card: Ceilings, batch: int, budget: int, tune: dict[str, int] | Non
     yield Row("gdn verify", "27B", budget, 0, batch, (fixed + stash) / 1e6, flop / 1e9,
               card.floor(fixed + stash, flop, 2.0), us)  # fmt: skip
     path = walk(tree, follow(tree))
-    us = replay(lambda i: gdn.commit(stashes[i], conv[i], state[i], path.nodes, path.count), layers)
+    us = replay(lambda i: gdn.launch_commit(stashes[i], conv[i], state[i], path.nodes, path.count), layers)
     size = batch * (2 * hv * dim * dim * 4 + 2 * channels * 3 * 2 + 16 * (hv * dim + hk * dim) * 4)
     yield Row("gdn commit", "27B", budget, 0, batch, size / 1e6, 0.0, card.floor(size, 0.0), us)
 

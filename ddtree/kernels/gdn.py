@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ddtree import gdn as twin
 from ddtree.gdn import Layer, Stash
-from ddtree.kernels import device
 from ddtree.kernels.bits import unpack, window
+from ddtree.kernels.trust import distrust
 
 KERNEL = 4  # taps of the convolution (all published GDN models)
 
@@ -262,15 +263,16 @@ def _commit(
         tl.store(base + column[None, :] * c_column, tl.where(old, kept, new.to(kept.dtype)), mask=valid)
 
 
-def config(dim: int, nodes: int, capability: int) -> dict[str, int]:
-    """Tile sizes of `_verify` by value dimension, nodes (root included) and compute capability (90 = 9.0)."""
-    block = 16 if nodes <= 17 else 32 if nodes <= 33 or capability in (86, 89) else 64
-    if capability >= 90:
-        return {"BLOCK": block, "BV": min(dim, 64), "num_warps": 8 if block == 64 else 4, "num_stages": 1}
-    return {"BLOCK": block, "BV": min(dim, 32), "num_warps": 4, "num_stages": 1}
+def config(dim: int, nodes: int) -> dict[str, int]:
+    """Tile sizes of `_verify` by value dimension and nodes (root included), the same for every compute capability.
+
+    Tiles of 32 nodes, 4 warps: larger ones spill registers, and on 9.0 they take the warp-group product, which for
+    float32 operands has to transpose in shared memory.
+    """
+    return {"BLOCK": 16 if nodes <= 17 else 32, "BV": min(dim, 32), "num_warps": 4, "num_stages": 1}
 
 
-def verify(
+def launch_verify(
     layer: Layer,
     x: Tensor,
     a: Tensor,
@@ -290,7 +292,7 @@ def verify(
         raise ValueError(f"a convolution of {layer.conv_weight.shape[1]} taps: the kernel takes {KERNEL}")
     if any(d < 16 or d != triton.next_power_of_2(d) for d in (dk, dv)):
         raise ValueError(f"head sizes {dk} and {dv}: the kernel takes powers of two from 16")
-    options = config(dv, nodes, device.capability(x.device)) | (tune or {})
+    options = config(dv, nodes) | (tune or {})
     x, a, b = (t if t.stride(2) == 1 and t.stride(0) == nodes * t.stride(1) else t.contiguous() for t in (x, a, b))
 
     def new(*shape: int) -> Tensor:
@@ -313,10 +315,10 @@ def verify(
     return out, stash
 
 
-def commit(
+def launch_commit(
     stash: Stash, conv_state: Tensor, state: Tensor, nodes: Tensor, count: Tensor, slots: Tensor | None = None
 ) -> None:
-    """As `ddtree.gdn.commit`: one launch moves state and convolution window, in place."""
+    """`commit` by the kernel, unasked: one launch moves state and convolution window, in place."""
     requests, size = stash.x.shape[:2]
     hk, dk = stash.k.shape[2:]
     hv, dv = stash.u.shape[2:]
@@ -328,3 +330,33 @@ def commit(
         HK=hk, HV=hv, DK=dk, DV=dv, COLUMNS=conv_state.shape[2], PAD=max(16, triton.next_power_of_2(nodes.shape[1])),
         STEPS=nodes.shape[1], SLOTS=slots is not None, BV=bv, CHUNK=chunk, PRECISION="tf32x3", num_warps=4,
     )  # fmt: skip
+
+
+def trusted(device: torch.device) -> bool:
+    """Whether the kernels have been seen right on this card (see `ddtree.kernels.trust`); true where they are
+    interpreted."""
+    return device.type != "cuda" or not distrust(device)
+
+
+def verify(
+    layer: Layer,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    words: Tensor,
+    windows: Tensor,
+    slots: Tensor | None = None,
+) -> tuple[Tensor, Stash]:
+    """As `ddtree.gdn.verify`: by the kernels where they have been seen right, else by the twin."""
+    run = launch_verify if trusted(x.device) else twin.verify
+    return run(layer, x, a, b, conv_state, state, words, windows, slots)
+
+
+def commit(
+    stash: Stash, conv_state: Tensor, state: Tensor, nodes: Tensor, count: Tensor, slots: Tensor | None = None
+) -> None:
+    """As `ddtree.gdn.commit`, as `verify` chooses."""
+    run = launch_commit if trusted(state.device) else twin.commit
+    run(stash, conv_state, state, nodes, count, slots)

@@ -108,7 +108,7 @@ def _parts() -> None:
 
 def _gdn(nodes: int, state_dtype: torch.dtype = torch.float32) -> None:
     from ddtree import gdn
-    from ddtree.kernels.gdn import commit, verify
+    from ddtree.kernels.gdn import launch_commit, launch_verify
 
     hk, hv, dim = 16, 48, 128
     channels = (2 * hk + hv) * dim
@@ -119,8 +119,8 @@ def _gdn(nodes: int, state_dtype: torch.dtype = torch.float32) -> None:
     x, a = torch.empty(1, nodes, channels, dtype=half), torch.empty(1, nodes, hv, dtype=half)
     conv, state = torch.empty(1, channels, 3, dtype=half), torch.empty(1, hv, dim, dim, dtype=state_dtype)
     words = torch.empty(1, nodes, -(-nodes // 64), dtype=torch.int64)
-    _, stash = verify(layer, x, a, a, conv, state, words, torch.empty(1, nodes, 4, dtype=torch.int32))
-    commit(stash, conv, state, torch.empty(1, 16, dtype=torch.int32), torch.empty(1, dtype=torch.int32))
+    _, stash = launch_verify(layer, x, a, a, conv, state, words, torch.empty(1, nodes, 4, dtype=torch.int32))
+    launch_commit(stash, conv, state, torch.empty(1, 16, dtype=torch.int32), torch.empty(1, dtype=torch.int32))
 
 
 def _tree(budget: int) -> None:

@@ -185,7 +185,7 @@ def gdn_case(gen, sizes, size, hk, hv, dim, dtype=torch.float32, aligned=False, 
     exact = gdn.Layer(*(t.double() for t in (layer.conv_weight, layer.a_log, layer.dt_bias)), hk, hv, dim, dim)
     wide = [t.double() for t in (x, a, b, conv, state)]
     want, want_stash = gdn.verify(exact, *wide, words, windows, place)
-    got, stash = fast.verify(layer, x, a, b, conv, state, words, windows, place, tune=tune)
+    got, stash = fast.launch_verify(layer, x, a, b, conv, state, words, windows, place, tune=tune)
     label = f"gdn {sizes} {hk}/{hv}x{dim} {dtype} {'aligned' if aligned else ''} {tune or ''}"
     for r, n in enumerate(sizes):
         close(got[r, :n], want[r, :n], max(BOUND[dtype], 9e-6), label + " out")
@@ -201,7 +201,7 @@ def gdn_case(gen, sizes, size, hk, hv, dim, dtype=torch.float32, aligned=False, 
         if cut == 1 and requests > 1:
             count[0] = -1
         states = [conv.clone(), state.clone(), conv.double(), state.double()]
-        fast.commit(stash, states[0], states[1], nodes.to(DEVICE), count.to(DEVICE), place)
+        fast.launch_commit(stash, states[0], states[1], nodes.to(DEVICE), count.to(DEVICE), place)
         gdn.commit(want_stash, states[2], states[3], nodes.to(DEVICE), count.to(DEVICE), place)
         assert torch.equal(states[0].double(), states[2]), f"{label} window"
         close(states[1], states[3], 9e-6, label + " state")
