@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--response-share", type=float, default=0.9)
     for name, kind, default in (
         ("gpus", int, 8), ("anchors", int, 256), ("block", int, 16), ("layers", int, 5), ("epochs", float, 3.0),
-        ("width", int, 4096), ("tflops", float, 989.0), ("mfu", float, 0.44), ("generate-tok-s", float, 2500.0),
+        ("width", int, 4096), ("tflops", float, 989.0), ("mfu", float, 0.28), ("generate-tok-s", float, 2500.0),
     ):  # fmt: skip
         s.add_argument(f"--{name}", type=kind, default=default)
     s.add_argument("--fsdp", action="store_true")

@@ -259,7 +259,7 @@ def card(name: str, run: dict[str, Any], table: dict[str, Any] | None, config: d
     ]  # fmt: skip
     if t:
         loss = t["loss"]["kind"]
-        length = f"{t['steps']} steps" if t["steps"] else f"{t['epochs']} epochs"
+        length = f"{run['steps']:,} steps" if "steps" in run else f"{t['epochs']} epochs"
         lines += [f"Loss {loss}, {length}, {t['rows_per_step']} packed rows of {t['shape']['width']} tokens a step, "
                   f"seed {t['seed']}.", ""]  # fmt: skip
         lines += [f"- {d['rows']:,} responses, {d['tokens']:,} tokens, sampler {json.dumps(d['sampler'])}"
@@ -283,6 +283,8 @@ def run_export(
     target = load_target(target_folder, config.target_layer_ids, torch.float32, "cpu")
     drafter = load_drafter(source, target_shape(target), "cpu", torch.float32)
     run = read_json(run_folder / "config.json") if (run_folder / "config.json").exists() else {}
+    if (run_folder / "summary.json").exists():
+        run["steps"] = read_json(run_folder / "summary.json")["step"]
     identity = run.get("identity", {}).get("target", target_identity(target_folder))
     errors = {}
     for kind in formats:

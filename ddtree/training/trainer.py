@@ -323,7 +323,9 @@ def _evaluate(
     c = run.config
     assert run.held_out is not None
     source = run.held_out_source or run.source
-    rows = run.held_out_rows if run.held_out_rows is not None else list(range(min(c.eval_rows, len(run.held_out))))
+    # spread over the folder: rows are in the order in which responses ended, the short ones first
+    spread = np.unique(np.linspace(0, len(run.held_out) - 1, min(c.eval_rows, len(run.held_out))).astype(int))
+    rows = run.held_out_rows if run.held_out_rows is not None else spread.tolist()
     drafter.eval()
     result = replay(drafter, embedding, run.head, run.held_out, source, rows, c.eval_budgets, getattr(torch, c.dtype))
     drafter.train()
