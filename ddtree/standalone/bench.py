@@ -42,7 +42,8 @@ class ModeResult:
     budget: int | None
     tokens: int
     seconds: float
-    tau: float
+    tau: float  # over all rounds
+    tau_by_prompt: list[float]
     conditional: list[float]
     divergences: int = 0
     largest_gap: float = 0.0
@@ -99,6 +100,7 @@ def run_modes(
             tokens=sum(len(r.tokens) for r in out),
             seconds=seconds,
             tau=total.tau,
+            tau_by_prompt=[round(r.acceptance(engine.drafts).tau, 4) for r in out],
             conditional=[round(x, 4) for x in total.conditional],
             peak_bytes=_peak(engine),
         )

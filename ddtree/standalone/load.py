@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,6 +110,18 @@ def load_tokenizer(folder: Path | str, target: TargetConfig) -> Any:
             f"the tokenizer in {folder} has {len(tokenizer)} tokens, the target's embedding {target.vocab_size} rows",
         )
     return tokenizer
+
+
+def end_tokens(folder: Path | str, target: TargetConfig, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a response: those of config.json, of generation_config.json, and the tokenizer's own."""
+    found = set(target.eos)
+    path = Path(folder) / "generation_config.json"
+    if path.is_file():
+        eos = json.loads(path.read_text()).get("eos_token_id")
+        found |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
 
 
 def load_engine(

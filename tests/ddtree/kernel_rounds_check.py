@@ -37,12 +37,12 @@ def check(kind: str) -> None:
         target = from_transformers(hf_target(kind).to(DEVICE))
         ops = kernel_ops() if fast else PLAIN
         parts = Parts(target, PackedDrafter(drafter, ops) if fast else drafter, ops)
-        state = new_state(parts, 2, 80)
-        for r, n in enumerate((9, 21)):
+        state = new_state(parts, 2, 48)
+        for r, n in enumerate((3, 18)):
             prefill(parts, state, r, torch.arange(n, device=DEVICE))
         state.roots.copy_(torch.tensor([5, 6]))
         seen = []
-        for budget in (8, 0, PLAIN_DECODE, 20, 8):
+        for budget in (8, 0, PLAIN_DECODE):
             seen.append(draft(parts, state))
             out, logits = run_round(parts, state, budget, Sampling())
             seen += [out.double(), logits]
