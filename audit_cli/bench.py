@@ -41,7 +41,10 @@ class Run:
 
 def measure(case: str, wheel: Path, cache: Path) -> Run:
     """One scan of a wheel in a process of its own, with this cache."""
-    environment = {**os.environ, "DDAUDIT_CACHE_DIR": str(cache), "DDAUDIT_STATE_DIR": str(cache / "state")}
+    folders = {"DDAUDIT_CACHE_DIR": str(cache), "DDAUDIT_STATE_DIR": str(cache / "state")}
+    # An installed ddaudit has its byte code; a checkout may be told to write none.
+    environment = {**os.environ, **folders, "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "ddaudit-bench")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "audit_cli", "scan", f"wheel:{wheel}", "--out", str(cache / "report.md")]
     before = os.times()
     start = time.monotonic()
@@ -94,7 +97,7 @@ def main() -> None:
     """Measure, print, and write the page."""
     load = os.getloadavg()[0]
     rows: list[tuple[str, Run]] = []
-    for version in VERSIONS:
+    for version in sys.argv[1:] or VERSIONS:
         for result in run(version, wheel_for(f"vllm=={version}", cache_dir() / "wheels")):
             rows.append((version, result))
             print(version, result, flush=True)

@@ -8,6 +8,7 @@ other packages share.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass, field
@@ -239,12 +240,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+#: Evaluating the annotations of a class takes longer than building it.
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _build(kind: Any, value: Any) -> Any:
     """``value`` (plain JSON) as ``kind``: a dataclass, a tuple[X, ...], or anything that JSON holds as it is."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
             raise ValueError(f"{kind.__name__} should be an object, is {type(value).__name__}")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         known = {f.name for f in dataclasses.fields(kind)}
         try:
             return kind(**{key: _build(hints[key], item) for key, item in value.items() if key in known})
