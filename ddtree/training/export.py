@@ -23,17 +23,29 @@ from ddtree.training.errors import DataError
 from ddtree.training.files import atomic
 
 
-def new_config(target: Any, block: int, layers: int, layer_ids: tuple[int, ...], mask_token_id: int) -> DrafterConfig:
-    """Shape of a fresh drafter for a target's (text) configuration: its width, 1-D RoPE, no partial rotary."""
+def draft_heads(target: Any) -> tuple[int, int, int]:
+    """(heads, key/value heads, head dimension) of a fresh drafter: the target's own, unless the target rotates a
+    part of each head or positions of several axes (Qwen3.5 and its like). A drafter rotates whole heads along one
+    axis, and then has the 32 heads of 128 and 8 key/value heads that released drafters of such targets have."""
+    rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
+    partial = rope.get("partial_rotary_factor") or getattr(target, "partial_rotary_factor", None) or 1.0
+    if partial < 1.0 or "mrope_section" in rope:
+        return 32, 8, 128
     heads = int(target.num_attention_heads)
     head_dim = getattr(target, "head_dim", None) or target.hidden_size // heads
+    return heads, int(getattr(target, "num_key_value_heads", None) or heads), int(head_dim)
+
+
+def new_config(target: Any, block: int, layers: int, layer_ids: tuple[int, ...], mask_token_id: int) -> DrafterConfig:
+    """Shape of a fresh drafter for a target's (text) configuration: its width, 1-D RoPE, no partial rotary."""
+    heads, kv, head_dim = draft_heads(target)
     rope = getattr(target, "rope_parameters", None) or {}
     if rope and "rope_theta" not in rope:  # layer types with a RoPE each: take the full-attention one
         rope = rope.get("full_attention") or next(iter(rope.values()))
     theta = float(rope.get("rope_theta") or getattr(target, "rope_theta", 10000.0))
     return DrafterConfig(
         hidden_size=target.hidden_size, intermediate_size=target.intermediate_size, num_layers=layers, num_heads=heads,
-        num_kv_heads=getattr(target, "num_key_value_heads", None) or heads, head_dim=head_dim,
+        num_kv_heads=kv, head_dim=head_dim,
         rms_norm_eps=float(getattr(target, "rms_norm_eps", 1e-6)), vocab_size=target.vocab_size, block_size=block,
         mask_token_id=mask_token_id, target_layer_ids=tuple(layer_ids), target_hidden_size=target.hidden_size,
         windows=(0,) * layers, causal=(False,) * layers, num_target_layers=target.num_hidden_layers,

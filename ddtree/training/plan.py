@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ddtree.training.errors import PreflightError
+from ddtree.training.export import draft_heads
 from ddtree.training.target import default_layer_ids
 
 
@@ -30,6 +32,9 @@ class Shapes:
     target_layers: int
     target_parameters: int
     layer_parameters: int  # of one target layer
+    draft_heads: int
+    draft_kv: int
+    draft_head_dim: int
     draft_layers: int
     taps: int
     last_tap: int
@@ -37,8 +42,8 @@ class Shapes:
     @property
     def drafter_layer(self) -> int:
         """Weights of a draft layer."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv)
-        return attention + 3 * self.hidden * self.inner + 2 * self.hidden + 2 * self.head_dim
+        attention = self.hidden * self.draft_head_dim * (2 * self.draft_heads + 2 * self.draft_kv)
+        return attention + 3 * self.hidden * self.inner + 2 * self.hidden + 2 * self.draft_head_dim
 
     @property
     def drafter(self) -> int:
@@ -65,7 +70,8 @@ def shapes(config: dict[str, Any], draft_layers: int = 5, layer_ids: tuple[int, 
     layer = H * hd * (2 * heads + 2 * kv) + 3 * H * inner + 2 * H
     ids = layer_ids or default_layer_ids(layers)
     total = layers * layer + V * H * (1 if text.get("tie_word_embeddings") else 2) + H
-    return Shapes(H, inner, heads, kv, hd, V, layers, total, layer, draft_layers, len(ids), max(ids))
+    own = draft_heads(SimpleNamespace(**text))
+    return Shapes(H, inner, heads, kv, hd, V, layers, total, layer, *own, draft_layers, len(ids), max(ids))
 
 
 @dataclass(frozen=True)
@@ -85,9 +91,11 @@ class Cost:
 
 def cost(s: Shapes, tokens: float, anchors: float, block: int) -> Cost:
     """FLOP of one document in one epoch: target prefill and drafter step."""
-    wide = s.heads * s.head_dim
-    prefill = 2 * s.layer_parameters * (s.last_tap + 1) * tokens + 2 * wide * tokens**2 * (s.last_tap + 1)
-    context = 4 * s.taps * s.hidden**2 * tokens + 6 * s.draft_layers * 2 * s.hidden * s.kv * s.head_dim * tokens
+    wide, narrow = s.draft_heads * s.draft_head_dim, s.draft_kv * s.draft_head_dim
+    prefill = 2 * s.layer_parameters * (s.last_tap + 1) * tokens + 2 * s.heads * s.head_dim * tokens**2 * (
+        s.last_tap + 1
+    )
+    context = 4 * s.taps * s.hidden**2 * tokens + 6 * s.draft_layers * 2 * s.hidden * narrow * tokens
     rows = anchors * block
     attention = 4 * wide * (tokens / 2 + block) * s.draft_layers * rows
     blocks = 6 * s.draft_layers * s.drafter_layer * rows + 3 * attention
@@ -117,11 +125,11 @@ def memory(
     """Peak per GPU of a micro-batch of ``rows`` packed rows of ``width`` tokens with ``anchors`` blocks each."""
     share = gpus if sharded else 1
     slots, tokens = rows * anchors * block, rows * width
-    wide, narrow = s.heads * s.head_dim, s.kv * s.head_dim
-    # The compiled backward pass keeps, per layer: both residuals, q, k, v, attention's output, gate and up. It makes norms
-    # and products again. Attention weights are kept in bfloat16. (Eager, the activations are about 2.2 times as much.)
+    wide, narrow = s.draft_heads * s.draft_head_dim, s.draft_kv * s.draft_head_dim
+    # The compiled backward pass keeps, per layer: both residuals, q, k, v, attention's output, gate and up; attention
+    # weights in bfloat16. Norms and products are made again. (Eager, the activations are about 2.2 times as much.)
     per_slot = 2 * s.hidden + 2 * wide + 2 * narrow + 2 * s.inner
-    scores = rows * s.heads * anchors * block * (width + block)
+    scores = rows * s.draft_heads * anchors * block * (width + block)
     return Memory(
         target=2.0 * s.target_parameters,
         drafter=16.0 * s.drafter / share + 2.0 * s.drafter,
