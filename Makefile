@@ -27,8 +27,8 @@ test-gpu:  ## on a machine with a GPU, in an environment that has torch
 bench-scan: .venv/ready  ## times and memory of the scan, written to docs/results/scan.md
 	.venv/bin/python -m audit_cli.bench
 
-bench-engine: .venv-test/ready
-	.venv-test/bin/python -m ddtree.standalone.bench
+bench-engine: .venv-test/ready  ## ARGS='--target DIR --drafter DIR ...'
+	.venv-test/bin/python -m ddtree.standalone bench $(ARGS)
 
 bench-kernels:  ## on a machine with a GPU
 	$(PYTHON) -m ddtree.kernels.bench
