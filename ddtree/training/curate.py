@@ -243,7 +243,7 @@ def curate(sources: list[Source], out: Path, config: CurateConfig, evals: list[P
         if not target.exists():
             _write_span(span, verdicts, target)
     with atomic(out / "verdicts.npz") as tmp, tmp.open("wb") as handle:
-        np.savez_compressed(handle, **{f"span_{i:05d}": v for i, v in enumerate(final)})
+        np.savez_compressed(handle, *final)
     write_manifest(out, "prompts", {**identity, "key": key, "counts": dict(counts), "verdict_names": VERDICTS,
                                     "by_source": {k: dict(v) for k, v in by_source.items()}})  # fmt: skip
     return dict(read_json(out / MANIFEST))

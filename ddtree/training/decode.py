@@ -76,9 +76,8 @@ class SlotCache:
         kv = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         hd = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         shape = (slots, kv, rows, hd)
-        kind = {"dtype": target.embedding.dtype, "device": target.device}
-        self.keys = [torch.zeros(shape, **kind) for _ in range(c.num_hidden_layers)]
-        self.values = [torch.zeros(shape, **kind) for _ in range(c.num_hidden_layers)]
+        self.keys = [target.embedding.new_zeros(shape) for _ in range(c.num_hidden_layers)]
+        self.values = [target.embedding.new_zeros(shape) for _ in range(c.num_hidden_layers)]
         self.lane = torch.arange(slots, device=target.device)
         self.at = torch.zeros(slots, dtype=torch.int64, device=target.device)
         self.prefill: Tensor | None = None
@@ -200,7 +199,7 @@ class SlotGenerator:
         state = (self.token, self.left, self.count, self.cache.at)
         saved = [t.clone() for t in state]
         self.left.zero_()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -248,7 +247,7 @@ class SlotGenerator:
             if ended:
                 rows = self.out[torch.tensor(ended, device=self.out.device)].tolist()
                 for slot, row in zip(ended, rows, strict=True):
-                    i, owner[slot] = owner[slot], None
-                    assert i is not None
+                    index, owner[slot] = owner[slot], None
+                    assert index is not None
                     ids = row[: count[slot]]
-                    yield i, Response(ids, "stop" if ids and ids[-1] in stop else "length")
+                    yield index, Response(ids, "stop" if ids and ids[-1] in stop else "length")

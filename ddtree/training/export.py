@@ -42,7 +42,7 @@ def new_config(target: Any, block: int, layers: int, layer_ids: tuple[int, ...],
     rope = getattr(target, "rope_parameters", None) or {}
     if rope and "rope_theta" not in rope:  # layer types with a RoPE each: take the full-attention one
         rope = rope.get("full_attention") or next(iter(rope.values()))
-    theta = float(rope.get("rope_theta") or getattr(target, "rope_theta", 10000.0))
+    theta = float(rope.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0)
     return DrafterConfig(
         hidden_size=target.hidden_size, intermediate_size=target.intermediate_size, num_layers=layers, num_heads=heads,
         num_kv_heads=kv, head_dim=head_dim,

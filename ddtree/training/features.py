@@ -81,7 +81,7 @@ class Cached:
                 part = order[at:stop]
                 flat = self.inner.features(part.tolist(), lengths[part].tolist())
                 room = len(self.store) - self.used
-                for row, states in zip(part.tolist(), flat.split(lengths[part].tolist()), strict=True):
+                for row, states in zip(part.tolist(), torch.split(flat, lengths[part].tolist()), strict=True):
                     if len(states) <= room:
                         self.store[self.used : self.used + len(states)] = states
                         self.at[row] = (self.used, len(states))
@@ -98,7 +98,7 @@ class Cached:
         computed: dict[int, Tensor] = {}
         if missing:
             flat = self.inner.features([rows[i] for i in missing], [lengths[i] for i in missing])
-            for i, part in zip(missing, flat.split([lengths[i] for i in missing]), strict=True):
+            for i, part in zip(missing, torch.split(flat, [lengths[i] for i in missing]), strict=True):
                 if rows[i] not in self.at and self.used + len(part) <= len(self.store):
                     self.store[self.used : self.used + len(part)] = part
                     self.at[rows[i]] = (self.used, len(part))
@@ -118,7 +118,7 @@ class Cached:
 def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """start .. start + size - 1 of each, end to end."""
     ends = np.cumsum(sizes)
-    return np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes), np.int64)
 
 
 class VllmStates:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ddtree.checkpoint import load_drafter, read_config
+from ddtree.drafter import Drafter
 from ddtree.measure import CHAIN, Acceptance, Document, replay
 from ddtree.standalone.engine import Engine, Request
 from ddtree.standalone.weights import from_transformers
@@ -23,14 +24,18 @@ from ddtree.training.tokens import TokenSet
 
 
 def live_and_replay(
-    engine: Engine, target: Target, prompts: Sequence[Sequence[int]], budget: int, max_new: int, stop: Sequence[int]
+    engine: Engine,
+    drafter: Drafter,
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    budget: int,
+    max_new: int,
+    stop: Sequence[int],
 ) -> tuple[Acceptance, Acceptance]:
     """Acceptance of greedy decoding of the prompts, and of the replay of its responses. Budget 0 is the chain.
 
-    Both count the tokens after the first, which the prefill gives.
+    Both count the tokens after the first, which the prefill gives. ``drafter`` equals the engine's own.
     """
-    drafter = engine.drafter
-    assert drafter is not None
     drafts = drafter.config.drafts
     live = Acceptance((0,) * (drafts + 1), 0)
     documents = []
@@ -53,8 +58,9 @@ def run_live(
     kind = getattr(torch, dtype)
     target = load_target(target_folder, read_config(drafter_folder).target_layer_ids, kind, device)
     drafter = load_drafter(drafter_folder, target_shape(target), device, kind)
-    # the engine takes the modules of the model it is given apart, so it gets one of its own
-    engine = Engine(from_transformers(load_target(target_folder, target.layer_ids, kind, device).model), drafter)
+    # the engine may take the modules that it is given apart, so it gets its own
+    served = load_drafter(drafter_folder, target_shape(target), device, kind)
+    engine = Engine(from_transformers(load_target(target_folder, target.layer_ids, kind, device).model), served)
     data = TokenSet(*tokens)
     rows = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
     prompts = [data.ids(r)[: int(data.index["prompt"][r])].tolist() for r in rows]
@@ -62,7 +68,7 @@ def run_live(
     stop = stop_ids(target_folder, load_tokenizer(target_folder))
     out: dict[str, Any] = {}
     for budget in (CHAIN, *budgets):
-        live, again = live_and_replay(engine, target, prompts, budget, longest, stop)
+        live, again = live_and_replay(engine, drafter, target, prompts, budget, longest, stop)
         out["chain" if budget == CHAIN else f"tree-{budget}"] = {
             "live": live.tau, "replay": again.tau, "difference": again.tau / live.tau - 1, "rounds": live.rounds,
         }  # fmt: skip

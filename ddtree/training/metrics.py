@@ -21,7 +21,7 @@ class Metrics:
             try:
                 from torch.utils.tensorboard import SummaryWriter
 
-                self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)  # type: ignore[no-untyped-call]
+                self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
             except ImportError:
                 tqdm.write("tensorboard is not installed: metrics go to metrics.jsonl alone")
 

@@ -41,8 +41,7 @@ def stop_ids(folder: Path, tokenizer: Any) -> list[int]:
     """
     file = folder / "generation_config.json"
     found = read_json(file).get("eos_token_id") if file.exists() else None
-    ids = found if isinstance(found, list) else [found]
-    ids = [int(i) for i in ids if i is not None]
+    ids = [int(i) for i in (found if isinstance(found, list) else [found]) if i is not None]
     if isinstance(tokenizer.eos_token_id, int) and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)
     if not ids:

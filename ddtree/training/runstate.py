@@ -65,7 +65,7 @@ def begin(folder: Path, config: dict[str, Any]) -> None:
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights, float32, on the CPU of rank 0 (all ranks call)."""
-    return dict(get_model_state_dict(model, options=_WHOLE))
+    return {k: v for k, v in get_model_state_dict(model, options=_WHOLE).items() if isinstance(v, Tensor)}
 
 
 def save(
@@ -94,7 +94,7 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
         return None
     at = folder / pointer.read_text().strip()
     weights = load_file(at / "model.safetensors")
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    set_model_state_dict(model, dict(weights.items()), options=StateDictOptions(full_state_dict=True))
     moments = torch.load(at / "optimizer.pt", map_location="cpu", weights_only=True)
     set_optimizer_state_dict(model, optimizer, moments, options=StateDictOptions(full_state_dict=True))
     return dict(read_json(at / "state.json"))

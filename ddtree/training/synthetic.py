@@ -67,7 +67,7 @@ def make_target(folder: Path, steps: int = 100, layers: int = 4, seed: int = 0) 
         logits = model(ids).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * (1 - step / steps)

@@ -164,7 +164,7 @@ def train(run: Run) -> dict[str, Any]:
         runstate.truncate_metrics(run.folder, start)
     metrics = Metrics(run.folder, steps, start, rank == 0)
     use_compile = c.compile and device.type == "cuda"
-    forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if use_compile else model  # type: ignore[assignment]
+    forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if use_compile else model
     chunk_fn = torch.compile(_chunk, dynamic=False) if use_compile else _chunk
     dtype = getattr(torch, c.dtype)
     embedding, head = run.embedding.to(dtype), run.head.to(dtype)
@@ -193,7 +193,7 @@ def train(run: Run) -> dict[str, Any]:
                     )
                     drafted = hidden[:, :, 1:]
                     part, grad = head_loss(drafted, head, batch.targets, batch.valid, c.loss, chunk_fn)
-                    drafted.backward(grad)
+                    drafted.backward(grad)  # type: ignore[no-untyped-call]
                 weight += part.weight
                 sums = part if sums is None else sums + part
                 tokens_done += batch.tokens
@@ -258,8 +258,9 @@ def _accumulating(model: nn.Module, last: bool) -> Iterator[None]:
         with model.no_sync():
             yield
         return
-    if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(last)
+    synchronise = getattr(model, "set_requires_gradient_sync", None)  # FSDP2 adds it
+    if callable(synchronise):
+        synchronise(last)
     yield
 
 
@@ -292,7 +293,7 @@ def _apply(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     full = getattr(norm, "full_tensor", None)
-    return full() if full is not None else norm  # type: ignore[no-any-return]
+    return full() if full is not None else norm
 
 
 def _summary(sums: LossSums, norm: Tensor, rate: float, device: torch.device) -> dict[str, Any]:

@@ -234,7 +234,8 @@ def check_head(target: Target, tokens: TokenSet, rows: Sequence[int], needed: fl
 
 def greedy_rows(tokens: TokenSet, count: int = 8) -> list[int]:
     """The first rows of folders that were sampled at temperature 0."""
-    out, at = [], 0
+    out: list[int] = []
+    at = 0
     for manifest in tokens.manifests:
         if (manifest["identity"].get("sampler") or {}).get("temperature") == 0.0:
             out += list(range(at, min(at + count - len(out), at + manifest["rows"])))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ddtree.checkpoint import load_drafter, read_config
+from ddtree.checkpoint import TargetShape, load_drafter, read_config
 from ddtree.training.pipeline import eval_text, run_eval, run_export, target_shape
 from ddtree.training.smoke import LAYER_IDS
 from ddtree.training.target import load_target
@@ -65,3 +65,14 @@ def test_block_size_may_be_inside_dflash_config(world: World, trained: Trained, 
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     target = load_target(world.target, LAYER_IDS, torch.float32, "cpu")
     assert load_drafter(tmp_path / "out", target_shape(target), "cpu", torch.float32).config.block_size == 8
+
+
+def test_the_retrained_drafter_in_the_repository() -> None:
+    folder = Path(__file__).parents[1] / "assets" / "smollm2-135m-dflash-retrained"
+    drafter = load_drafter(folder, TargetShape(576, 30, 49152), "cpu", torch.float32)
+    assert drafter.config.target_layer_ids == (1, 8, 14, 20, 27) and drafter.config.block_size == 8
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 26_000_000
+    assert drafter.norm.weight.dtype == torch.float32
+    table = json.loads((folder / "acceptance.json").read_text())
+    assert table["rules"]["chain"]["tau"] >= 2.8 and table["rules"]["tree-64"]["tau"] >= 3.9
+    assert table["rules"]["chain"]["tau_not_looping"] >= table["prompt_lookup"]["tau_not_looping"] + 0.4

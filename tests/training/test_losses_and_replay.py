@@ -229,8 +229,9 @@ def test_replay_tau_is_live_tau(world: World, trained: Trained, budget: int) -> 
     data = TokenSet(world.greedy)
     target = load_target(world.target, LAYER_IDS, torch.float32, "cpu")
     drafter = load_drafter(trained[0] / "best", target_shape(target), "cpu", torch.float32)
-    engine = Engine(from_transformers(load_target(world.target, LAYER_IDS, torch.float32, "cpu").model), drafter)
+    served = load_drafter(trained[0] / "best", target_shape(target), "cpu", torch.float32)
+    engine = Engine(from_transformers(load_target(world.target, LAYER_IDS, torch.float32, "cpu").model), served)
     prompts = [data.ids(r)[: int(data.index["prompt"][r])].tolist() for r in range(5)]
-    live, again = live_and_replay(engine, target, prompts, budget, 40, [END])
+    live, again = live_and_replay(engine, drafter, target, prompts, budget, 40, [END])
     assert live.rounds > 20 and live.tau > 1.3
     assert (again.tau, again.rounds) == (live.tau, live.rounds)  # the last round may match past the cut
