@@ -322,13 +322,14 @@ def launch_commit(
     requests, size = stash.x.shape[:2]
     hk, dk = stash.k.shape[2:]
     hv, dv = stash.u.shape[2:]
-    bv, chunk = min(dv, 64), 128
+    bv, chunk = min(dv, 32), 128
     jobs = hv * (dv // bv) + triton.cdiv(conv_state.shape[1], chunk)
     _commit[(jobs, requests)](
         stash.x, stash.k, stash.g, stash.u, conv_state, state, nodes if slots is None else slots, nodes, count, size,
         stash.x.stride(1), *conv_state.stride(), *state.stride(), nodes.stride(0),
         HK=hk, HV=hv, DK=dk, DV=dv, COLUMNS=conv_state.shape[2], PAD=max(16, triton.next_power_of_2(nodes.shape[1])),
-        STEPS=nodes.shape[1], SLOTS=slots is not None, BV=bv, CHUNK=chunk, PRECISION="tf32x3", num_warps=4,
+        STEPS=nodes.shape[1], SLOTS=slots is not None, BV=bv, CHUNK=chunk, PRECISION="tf32x3",
+        num_warps=2,  # fewer than a warp group: see `config`
     )  # fmt: skip
 
 
