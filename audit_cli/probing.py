@@ -1,6 +1,8 @@
-"""Live probes: each a script of ``probes`` run by the host's own Python, with its own time limit and its declared need of a GPU.
+"""Live probes: each a script of ``probes`` run by the host's own Python, with its own time limit and its declared
+need of a GPU.
 
-A probe that crashes, hangs, prints noise or lies is a ``failed`` probe with the reason; it never ends the audit or moves a verdict."""
+A probe that crashes, hangs, prints noise or lies is a ``failed`` probe with the reason; it never ends the audit or
+moves a verdict."""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def run_probes(
     wanted: Sequence[Spec] = PROBES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Probe, ...]:
-    """Run the probes one after the other. ``arguments``: probe id -> what its ``take`` gets; "models" runs only when it has some."""
+    """Run the probes one after the other. ``arguments``: probe id -> what its ``take`` gets; "models" runs only when
+    it has some."""
     done = []
     for spec in wanted:
         given = dict(arguments.get(spec.id, {}))
