@@ -131,7 +131,8 @@ def test_curate_goes_on_after_a_kill(tmp_path: Path) -> None:
     rng = random.Random(3)
     source = jsonl(tmp_path / "in.jsonl", [{"prompt": sentence(rng, 60)} for _ in range(4000)])
     code = (
-        "import sys; from pathlib import Path; from ddtree.training.curate import *; from ddtree.training.prompts import Source;"
+        "import sys; from pathlib import Path; from ddtree.training.curate import *;"
+        "from ddtree.training.prompts import Source;"
         "curate([Source.parse(sys.argv[1])], Path(sys.argv[2]), CurateConfig(workers=1, span_rows=100))"
     )
     out = tmp_path / "out"
@@ -200,8 +201,9 @@ def test_looping(ids: list[int], looping: bool) -> None:
 
 STRIPPING = (
     "{% for m in messages %}<|{{ m['role'] }}|> "
-    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split(' w9 ')[-1] }}{% else %}{{ m['content'] }}"
-    "{% endif %} <|end|> {% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
+    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split(' w9 ')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %} <|end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> {% endif %}"
 )
 
 

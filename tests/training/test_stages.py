@@ -36,8 +36,10 @@ def target(world: World) -> Target:
 
 def some_prompts(count: int = 9) -> list[Prompt]:
     names = words()
-    return [Prompt(f"q{i}", [{"role": "user", "content": " ".join(names[t] for t in ids[: 3 + i % 5])}])
-            for i, ids in enumerate(sample_language(count, 8, 99))]  # fmt: skip
+    return [
+        Prompt(f"q{i}", [{"role": "user", "content": " ".join(names[t] for t in ids[: 3 + i % 5])}])
+        for i, ids in enumerate(sample_language(count, 8, 99))
+    ]
 
 
 def identity_of(world: World) -> dict[str, Any]:
@@ -237,9 +239,12 @@ def test_rows_still_render_to_what_was_recorded(world: World, tmp_path: Path) ->
 def test_bad_prompts_are_named() -> None:
     p = some_prompts(3)
     validate.check_prompts(p)
-    for bad, code in (([], "no-prompts"), ([*p, replace(p[0], id="again")], "duplicate-prompts"),
-                      ([*p, replace(p[0], id="e", messages=[{"role": "user", "content": " "}])], "empty-prompt"),
-                      ([*p, replace(p[1], messages=[{"role": "user", "content": "w"}])], "duplicate-prompts")):  # fmt: skip
+    for bad, code in (
+        ([], "no-prompts"),
+        ([*p, replace(p[0], id="again")], "duplicate-prompts"),
+        ([*p, replace(p[0], id="e", messages=[{"role": "user", "content": " "}])], "empty-prompt"),
+        ([*p, replace(p[1], messages=[{"role": "user", "content": "w"}])], "duplicate-prompts"),
+    ):
         with pytest.raises(PromptError, match=code):
             validate.check_prompts(bad)
 
@@ -285,11 +290,23 @@ def test_a_hybrid_target_captures_documents_apart() -> None:
         pytest.skip("no hybrid architecture in this transformers")
     torch.manual_seed(0)
     c = transformers.Qwen3NextConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
-        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, layer_types=["linear_attention"] * 3 + ["full_attention"],
-    )  # fmt: skip
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+    )
     target = Target(transformers.Qwen3NextForCausalLM(c), (0, 2))
     rng = np.random.default_rng(0)
     docs = [rng.integers(0, 60, n) for n in (9, 17, 5)]
@@ -308,9 +325,14 @@ def test_a_hybrid_target_captures_documents_apart() -> None:
 
 # ------------------------------------------------------------------------------------------------------ plan and CLI
 QWEN3_8B = {
-    "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 
 
 def test_plan_by_hand() -> None:
@@ -346,8 +368,23 @@ def test_plan_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_generate_and_eval_commands(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli = ["generate", "--target", str(world.target), "--prompts", str(world.work / "greedy-prompts"), "--out",
-           str(tmp_path / "t"), "--temperature", "0", "--max-new", "20", "--max-len", "64", "--dtype", "float32"]  # fmt: skip
+    cli = [
+        "generate",
+        "--target",
+        str(world.target),
+        "--prompts",
+        str(world.work / "greedy-prompts"),
+        "--out",
+        str(tmp_path / "t"),
+        "--temperature",
+        "0",
+        "--max-new",
+        "20",
+        "--max-len",
+        "64",
+        "--dtype",
+        "float32",
+    ]
     assert main(cli) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["kept"] == len(TokenSet(tmp_path / "t"))
     assert main(cli) == 0  # nothing left to do
@@ -358,8 +395,23 @@ def test_generate_and_eval_commands(world: World, tmp_path: Path, capsys: pytest
 def test_live_eval_command(
     world: World, trained: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli = ["eval", "--drafter", str(trained[0] / "best"), "--target", str(world.target), "--tokens", str(world.greedy),
-           "--budgets", "8", "--live", "4", "--dtype", "float32", "--out", str(tmp_path / "table.json")]  # fmt: skip
+    cli = [
+        "eval",
+        "--drafter",
+        str(trained[0] / "best"),
+        "--target",
+        str(world.target),
+        "--tokens",
+        str(world.greedy),
+        "--budgets",
+        "8",
+        "--live",
+        "4",
+        "--dtype",
+        "float32",
+        "--out",
+        str(tmp_path / "table.json"),
+    ]
     assert main(cli) == 0
     live = json.loads((tmp_path / "table.json").read_text())["live"]
     assert abs(live["chain"]["difference"]) < 0.03 and abs(live["tree-8"]["difference"]) < 0.03

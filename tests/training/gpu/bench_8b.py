@@ -35,9 +35,17 @@ def main() -> None:
     device, dtype = ("cpu", torch.float32) if toy else ("cuda", torch.bfloat16)
     H, I, L, heads, kv, hd, V = (64, 96, 8, 4, 2, 16, 500) if toy else (4096, 12288, 36, 32, 8, 128, 151936)
     S, anchors, block = (64, 8, 8) if toy else (2048, 256, 16)
-    hf = Qwen3Config(hidden_size=H, intermediate_size=I, num_hidden_layers=L, num_attention_heads=heads,
-                     num_key_value_heads=kv, head_dim=hd, vocab_size=V, max_position_embeddings=40960,
-                     tie_word_embeddings=False)  # fmt: skip
+    hf = Qwen3Config(
+        hidden_size=H,
+        intermediate_size=I,
+        num_hidden_layers=L,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        head_dim=hd,
+        vocab_size=V,
+        max_position_embeddings=40960,
+        tie_word_embeddings=False,
+    )
     torch.set_default_dtype(dtype)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(hf, dtype=dtype)
@@ -74,10 +82,20 @@ def main() -> None:
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 config = TrainConfig(
-                    steps=16, rows_per_step=rows, shape=Shape(S, rows, anchors, anchors, 1.0), block=block, layers=5,
-                    layer_ids=target.layer_ids, mask_token_id=3, loss=LossConfig("dpace"), dtype=str(dtype)[6:], log_every=8,
-                    eval_every=10**6, save_every=0, compile=compiled,
-                )  # fmt: skip
+                    steps=16,
+                    rows_per_step=rows,
+                    shape=Shape(S, rows, anchors, anchors, 1.0),
+                    block=block,
+                    layers=5,
+                    layer_ids=target.layer_ids,
+                    mask_token_id=3,
+                    loss=LossConfig("dpace"),
+                    dtype=str(dtype)[6:],
+                    log_every=8,
+                    eval_every=10**6,
+                    save_every=0,
+                    compile=compiled,
+                )
                 torch.manual_seed(0)
                 with torch.device(device):
                     drafter = Drafter(new_config(hf, block, 5, target.layer_ids, 3))
@@ -97,11 +115,14 @@ def main() -> None:
                 use = plan.memory(s, S, rows, anchors, block)
                 tps = last["tokens_per_s"]
                 out[name] = {
-                    "tokens_per_s": tps, "mfu": one.total / S * tps / 989e12,
+                    "tokens_per_s": tps,
+                    "mfu": one.total / S * tps / 989e12,
                     "plan_tokens_per_s_at_0.44": S * 989e12 * 0.44 / one.total,
-                    "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if not toy else 0.0, "plan_gb": use.total / 1e9,
-                    "plan_parts_gb": {k: v / 1e9 for k, v in use.__dict__.items()}, "loss": last["loss"],
-                }  # fmt: skip
+                    "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if not toy else 0.0,
+                    "plan_gb": use.total / 1e9,
+                    "plan_parts_gb": {k: v / 1e9 for k, v in use.__dict__.items()},
+                    "loss": last["loss"],
+                }
                 print(name, json.dumps(out[name]), flush=True)
                 del drafter, run
     Path(sys.argv[1]).write_text(json.dumps(out, indent=1))

@@ -108,8 +108,13 @@ def main() -> int:
                     except (ValueError, AttributeError):
                         continue
                     if 60 < len(prompt) < 1400:
-                        row = {"id": f"{name}:{file}:{node.lineno}", "prompt": prompt, "source": name,
-                               "licence": licence, "category": "code"}  # fmt: skip
+                        row = {
+                            "id": f"{name}:{file}:{node.lineno}",
+                            "prompt": prompt,
+                            "source": name,
+                            "licence": licence,
+                            "category": "code",
+                        }
                         handle.write(json.dumps(row) + "\n")
                         count += 1
             print(f"{name:16}{count:>8}")

@@ -39,7 +39,7 @@ from ddtree.training.pipeline import (
     run_export,
     stop_ids,
     target_shape,
-)  # fmt: skip
+)
 from ddtree.training.prompts import load_prompts
 from ddtree.training.replay import replay
 from ddtree.training.schedule import TrainConfig
@@ -51,11 +51,24 @@ from ddtree.training.trainer import Run, data_of, train
 def make_config(a: argparse.Namespace, layer_ids: tuple[int, ...]) -> TrainConfig:
     """The run's settings."""
     return TrainConfig(
-        epochs=a.passes, rows_per_step=a.micro_rows, shape=Shape(a.width, a.micro_rows, a.anchors, 256, 0.5), block=a.block,
-        layers=a.layers, layer_ids=layer_ids, mask_token_id=a.mask, loss=LossConfig("dpace", chunk=a.anchors * a.micro_rows
-        // 2 * (a.block - 1)), lr=a.lr, dtype=a.dtype, eval_every=1000, eval_rows=128, eval_budgets=(64,), save_every=4000,
-        log_every=50, patience=4, min_lr=0.02,
-    )  # fmt: skip
+        epochs=a.passes,
+        rows_per_step=a.micro_rows,
+        shape=Shape(a.width, a.micro_rows, a.anchors, 256, 0.5),
+        block=a.block,
+        layers=a.layers,
+        layer_ids=layer_ids,
+        mask_token_id=a.mask,
+        loss=LossConfig("dpace", chunk=a.anchors * a.micro_rows // 2 * (a.block - 1)),
+        lr=a.lr,
+        dtype=a.dtype,
+        eval_every=1000,
+        eval_rows=128,
+        eval_budgets=(64,),
+        save_every=4000,
+        log_every=50,
+        patience=4,
+        min_lr=0.02,
+    )
 
 
 def compile_only(a: argparse.Namespace) -> None:
@@ -133,8 +146,11 @@ def main() -> None:
     folders = {}
     greedy = Sampler(max_new=a.max_new)
     extra = prompts[: int(len(prompts) * a.sampled)]
-    sets: list[tuple[str, list[Any], Sampler]] = [("humaneval", humaneval, Sampler(max_new=256)), ("held", held, greedy),
-                                                  ("greedy", prompts, greedy)]  # fmt: skip
+    sets: list[tuple[str, list[Any], Sampler]] = [
+        ("humaneval", humaneval, Sampler(max_new=256)),
+        ("held", held, greedy),
+        ("greedy", prompts, greedy),
+    ]
     if extra:
         sets.append(("sampled", extra, Sampler(0.7, 1.0, 20, a.max_new, 1)))
     for name, chosen, sampler in sets:
@@ -162,14 +178,29 @@ def main() -> None:
     torch.cuda.synchronize() if device == "cuda" else None
     facts["capture"] = {"rows": kept, "tokens": source.used, "seconds": time.time() - begun}
     stage(f"capture: {source.used / (time.time() - begun):,.0f} tokens/s, {kept:,} rows, {size / 1e9:.1f} GB")
-    held_source = Cached(InProcess(target, held_set), int(held_set.index["total"].sum()) * target.width * 4, target.width,
-                         kind, device)  # fmt: skip
+    held_source = Cached(
+        InProcess(target, held_set), int(held_set.index["total"].sum()) * target.width * 4, target.width, kind, device
+    )
 
     def run_of(folder: Path, config: TrainConfig) -> Run:
-        return Run(folder=folder, config=config, drafter=make_drafter(job, target, config), embedding=target.embedding,
-                   head=target.head, tokens=tokens, source=source, held_out=held_set, held_out_source=held_source,
-                   identity={"target": identity["target"], "data": [{"rows": m["rows"], "tokens": m["tokens"],
-                             "sampler": m["identity"]["sampler"]} for m in tokens.manifests]})  # fmt: skip
+        return Run(
+            folder=folder,
+            config=config,
+            drafter=make_drafter(job, target, config),
+            embedding=target.embedding,
+            head=target.head,
+            tokens=tokens,
+            source=source,
+            held_out=held_set,
+            held_out_source=held_source,
+            identity={
+                "target": identity["target"],
+                "data": [
+                    {"rows": m["rows"], "tokens": m["tokens"], "sampler": m["identity"]["sampler"]}
+                    for m in tokens.manifests
+                ],
+            },
+        )
 
     prompts_len, totals = data_of(tokens)
     plan = Plan(prompts_len, totals, config.shape, config.rows_per_step, config.seed)
@@ -182,8 +213,12 @@ def main() -> None:
     run.anneal_to = run.stop_at - 12
     begun = time.time()
     summary = train(run)
-    facts["train"] = {**summary, "seconds": time.time() - begun, "steps_per_epoch": per_epoch,
-                      "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0}  # fmt: skip
+    facts["train"] = {
+        **summary,
+        "seconds": time.time() - begun,
+        "steps_per_epoch": per_epoch,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0,
+    }
     stage(f"trained: {json.dumps(summary)}")
 
     tables = {}
@@ -196,8 +231,9 @@ def main() -> None:
             stage(f"{label} on {name}:\n{eval_text(tables[f'{label}-{name}'])}")
     facts["acceptance"] = tables
     write_json(a.out / "facts.json", facts)
-    errors = run_export(a.out / "run", a.target, a.out / "export", table=tables["best-humaneval"],
-                        name="smollm2-135m-dflash-retrained")  # fmt: skip
+    errors = run_export(
+        a.out / "run", a.target, a.out / "export", table=tables["best-humaneval"], name="smollm2-135m-dflash-retrained"
+    )
     stage(f"exported: {errors}")
 
 
