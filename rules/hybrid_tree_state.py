@@ -15,7 +15,8 @@ from typing import Any
 from reports.model import Verdict
 from rules.base import Context, Example
 from rules.examples import install
-from rules.reach import named_by
+from rules.reach import lines_of, named_by
+from rules.state_flow import hands_on
 
 ID = "hybrid-tree-state"
 QUESTION = "Can GDN or Mamba state be read at a node's parent?"
@@ -23,7 +24,12 @@ CHANGES_IF = "a plugin or a changed file brings recurrent or convolution kernels
 
 
 def judge(ctx: Context) -> Verdict:
-    found = [(file, fact) for file, facts in ctx.facts("shapes") for fact in facts if fact["k"] == "state"]
+    found = [
+        (file, fact)
+        for file, facts in ctx.facts("shapes")
+        for fact in facts
+        if fact["k"] == "state" and hands_on(lines_of(ctx, file)[fact["l"] - 1 : fact["e"]])
+    ]
     users = [(f, x, named_by(ctx, f.path)[0]) for f, x in found]
     users.sort(key=lambda u: not u[2])
     common: dict[str, Any] = {

@@ -34,6 +34,8 @@ def make_pack(folders: Sequence[Path], cache: Path) -> bytes:
         store.close()
         for file in tree.files:
             row = rows.get(file.sha256, {})
+            if "graph" in row and isinstance(row["graph"][1], list):
+                row["graph"][1] = [_slim(row["graph"][1][0])]
             short = file.sha256[:16]
             found = {name: entry[1] for name, entry in row.items() if units.get(name) == entry[0] and entry[1]}
             seen[short] = file.path
@@ -42,7 +44,19 @@ def make_pack(folders: Sequence[Path], cache: Path) -> bytes:
     order = sorted(seen, key=lambda short: (seen[short], short))  # versions of one file side by side pack best
     body = {"units": units, "seen": order, "facts": {short: facts[short] for short in order if short in facts}}
     text = json.dumps(body, separators=(",", ":")).encode()
-    return lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+    return lzma.compress(text, preset=9)
+
+
+def _slim(graph: dict[str, Any]) -> dict[str, Any]:
+    """A file's graph without what following it does not need: lines of calls, references that repeat a call, long constants."""
+    functions: dict[str, Any] = {}
+    for qual, function in graph["functions"].items():
+        calls = {(name, tuple(under)): [name, 0, under] for name, _, under in function["c"]}
+        refs = {(name, tuple(under)): [name, 0, under] for name, _, under in function["r"]}
+        kept = [ref for key, ref in refs.items() if key not in calls]
+        functions[qual] = {"c": list(calls.values()), "r": kept} | {k: function[k] for k in ("o", "x") if k in function}
+    consts = {name: text for name, text in graph["consts"].items() if len(text) < 80}
+    return {"imports": graph["imports"], "classes": graph["classes"], "consts": consts, "functions": functions}
 
 
 def main(folders: list[str]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from rules.base import Context
 from rules.slice import Key, Reached, from_drafters
+from rules.tree import SourceFile
 
 if TYPE_CHECKING:
     from rules.context import ScanContext
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 def reached_by_drafters(ctx: Context) -> dict[Key, Reached]:
     """Functions that the drafters of the runners can reach."""
     return from_drafters(cast("ScanContext", ctx))
+
+
+def lines_of(ctx: Context, file: SourceFile) -> list[str]:
+    """The lines of a file; none when its bytes can't be had."""
+    return cast("ScanContext", ctx).lines(file)
 
 
 def named_by(ctx: Context, path: str) -> tuple[str, str]:
