@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 VOCABULARY = 32
-#: (name, draft tokens, the target's best token in each of the n + 1 rows, committed by a chain, by a sibling-aware walk)
+#: (name, draft tokens, the target's best token in each of the n + 1 rows, committed by a chain, by a sibling walk)
 CASES = (
     ("right throughout", (3, 5, 7), (3, 5, 7, 9), (3, 5, 7, 9), (3, 5, 7, 9)),
     ("wrong in the middle", (3, 6, 7), (3, 5, 7, 9), (3, 5), (3, 5)),
@@ -102,9 +102,9 @@ def take(arguments: Dict[str, Any]) -> Dict[str, Any]:
         os.dup2(real, 1)
         os.close(real)
         os.close(quiet)
-    chain = all(case["is_chain"] for case in cases)
+    all_chain = all(case["is_chain"] for case in cases)
     return {
-        "semantics": "chain" if chain else "tree" if all(case["is_tree"] for case in cases) else "other",
+        "semantics": "chain" if all_chain else "tree" if all(case["is_tree"] for case in cases) else "other",
         "cases": cases,
         "sampler": rejection_sampler.__file__,
         "device": str(device),

@@ -1,19 +1,21 @@
-"""What a rule file is: a module with the names below. There is no registry: ``rules.engine`` finds the modules with pkgutil.
+"""What a rule file is: a module with the names below. There is no registry: ``rules.loading`` finds the modules.
 
     \"\"\"What the rule looks for, for the user: shown by ``ddaudit rules show ID``.\"\"\"
-    ID = "aux-layer-offset"                    the verdict id it answers
-    QUESTION = "..."                           one line
-    CHANGES_IF = "..."                         what would change the answer
-    VALID = (Example(...), ...)                miniature installs whose outcome is "yes" (or the list is complete)
-    INVALID = (Example(...), ...)              miniature installs with the outcome they state
-    NEEDLES = (b"target_layer_ids",)           optional: a file is extracted only if it holds one of these byte strings.
-                                               Never used to bound a negative about shapes: those rest on stage 1, which has no needles.
-    PATHS = ("vllm/v1/worker/**",)             optional: fnmatch patterns on the path, likewise
+    ID = "aux-layer-offset"            the verdict id it answers
+    QUESTION = "..."                   one line
+    CHANGES_IF = "..."                 what would change the answer
+    VALID = (Example(...), ...)        miniature installs whose outcome is "yes" (or the list is complete)
+    INVALID = (Example(...), ...)      miniature installs with the outcome they state
+    NEEDLES = (b"target_layer_ids",)   optional: a file is extracted only if it holds one of these byte strings. Never used to
+                                       bound a negative about shapes: those rest on stage 1, which has no needles.
+    PATHS = ("vllm/v1/worker/**",)     optional: fnmatch patterns on the path, likewise
 
-    def extract(path: str, source: bytes) -> list[Fact]      optional, stage 2: facts of one file, plain JSON values. Cached by
-                                               the file's sha256 and the hash of this module, so it sees one file and nothing else.
-                                               May import libcst, inside the function: the warm path never runs it.
-    def judge(ctx: Context) -> Verdict         the answer, from cached facts alone: no libcst here, and fast (milliseconds).
+    def extract(path: str, source: bytes) -> list[Fact]
+                                       optional, stage 2: facts of one file, plain JSON values. Cached by the file's sha256 and
+                                       the hash of this module, so it sees one file and nothing else. May import libcst, inside
+                                       the function: the warm path never runs it.
+    def judge(ctx: Context) -> Verdict
+                                       the answer, from cached facts alone: no libcst here, and fast (milliseconds).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Context(Protocol):
     verdicts: Mapping[str, Verdict]  # answers of the rules that ran before (the order is reports.model.VERDICT_IDS)
 
     def facts(self, rule_id: str) -> list[tuple[SourceFile, list[Fact]]]:
-        """Facts that ``extract`` of that rule gave, for the files that have any, sorted by path; plugins and changed files first."""
+        """Facts that ``extract`` of that rule gave, by path, for files that have any; plugins and changed files first."""
 
     def file(self, path: str) -> SourceFile | None:
         """The file that Python would import for this path (--pythonpath folders win over site-packages)."""

@@ -1,4 +1,5 @@
-"""An install as the rules see it: files with their hashes, binaries with their op schemas, plugins, RECORD. Made by ``audit_cli``, read-only here."""
+"""An install as the rules see it: files with their hashes, binaries with their op schemas, plugins, RECORD. Made by
+``audit_cli``, read-only here."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from reports.model import Record
 @dataclass(frozen=True)
 class SourceFile:
     """One ``.py`` file. ``path`` is posix, relative to the root it is imported from ("vllm/v1/sample/sampler.py").
-    ``origin`` is "vllm", "plugin:<distribution>" (a distribution that declares a vLLM entry point, a .pth, an editable install)
-    or "pythonpath:<n>" (n-th --pythonpath folder). ``stock`` says whether the bytes are what RECORD lists."""
+    ``origin`` is "vllm", "plugin:<distribution>" (a distribution that declares a vLLM entry point, a .pth, an
+    editable install) or "pythonpath:<n>" (n-th --pythonpath folder). ``stock`` says whether the bytes are what RECORD
+    lists."""
 
     path: str
     sha256: str
@@ -23,8 +25,8 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Binary:
-    """One compiled file. ``schemas`` are the op schema strings found in it ("ns::name(Tensor a, ...) -> ..." or without ns);
-    None means that it was not read (too large, unreadable): then it is opaque."""
+    """One compiled file. ``schemas`` are the op schema strings found in it ("ns::name(Tensor a, ...) -> ..." or
+    without ns); None means that it was not read (too large, unreadable): then it is opaque."""
 
     path: str
     sha256: str
@@ -53,6 +55,6 @@ class InstallTree:
     binaries: tuple[Binary, ...] = ()
     entry_points: tuple[EntryPoint, ...] = ()
     record: Record = field(default_factory=Record)
-    injected: tuple[str, ...] = ()  # .pth lines that import, sitecustomize, direct_url editable, VLLM_PLUGINS: named, as text
+    injected: tuple[str, ...] = ()  # .pth lines that import, sitecustomize, editable installs, VLLM_PLUGINS: as text
     unreadable: tuple[tuple[str, str], ...] = ()  # (path, why): in the tree, but its bytes could not be had
     environment: dict[str, str] = field(default_factory=dict)  # allow-listed VLLM_* variables of the host
