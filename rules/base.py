@@ -6,13 +6,13 @@
     CHANGES_IF = "..."                 what would change the answer
     VALID = (Example(...), ...)        miniature installs whose outcome is "yes" (or the list is complete)
     INVALID = (Example(...), ...)      miniature installs with the outcome they state
-    NEEDLES = (b"target_layer_ids",)   optional: a file is extracted only if it holds one of these byte strings. Never used to
+    NEEDLES = (b"target_layer_ids",)   optional: a file is extracted only if it holds one of these. Never used to
                                        bound a negative about shapes: those rest on stage 1, which has no needles.
     PATHS = ("vllm/v1/worker/**",)     optional: fnmatch patterns on the path, likewise
 
     def extract(path: str, source: bytes) -> list[Fact]
-                                       optional, stage 2: facts of one file, plain JSON values. Cached by the file's sha256 and
-                                       the hash of this module, so it sees one file and nothing else. May import libcst, inside
+                                       optional, stage 2: facts of one file, plain JSON. Cached by the file's sha256 and
+                                       the hash of this module, so it sees one file only. May import libcst, inside
                                        the function: the warm path never runs it.
     def judge(ctx: Context) -> Verdict
                                        the answer, from cached facts alone: no libcst here, and fast (milliseconds).
@@ -49,7 +49,7 @@ class Context(Protocol):
     verdicts: Mapping[str, Verdict]  # answers of the rules that ran before (the order is reports.model.VERDICT_IDS)
 
     def facts(self, rule_id: str) -> list[tuple[SourceFile, list[Fact]]]:
-        """Facts that ``extract`` of that rule gave, by path, for files that have any; plugins and changed files first."""
+        """Facts that ``extract`` of that rule gave, by path; plugins and changed files first."""
 
     def file(self, path: str) -> SourceFile | None:
         """The file that Python would import for this path (--pythonpath folders win over site-packages)."""
