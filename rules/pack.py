@@ -48,7 +48,8 @@ def make_pack(folders: Sequence[Path], cache: Path) -> bytes:
 
 
 def _slim(graph: dict[str, Any]) -> dict[str, Any]:
-    """A file's graph without what following it does not need: lines of calls, references that repeat a call, long constants."""
+    """A file's graph without what following it does not need: lines of calls, references that repeat a call, long
+    constants."""
     functions: dict[str, Any] = {}
     for qual, function in graph["functions"].items():
         calls = {(name, tuple(under)): [name, 0, under] for name, _, under in function["c"]}
