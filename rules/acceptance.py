@@ -51,9 +51,11 @@ class Accept:
 
     @property
     def weak(self) -> bool:
-        """Not certain by itself. A search in a function of hundreds of lines is a main loop (of a parser, say) more
-        often than an acceptance: it counts where a sampler leads to it."""
-        return bool(self.fact.get("w")) or (self.shape == "search" and int(self.fact["e"]) - int(self.fact["l"]) > 150)
+        """Not certain by itself. A search or a table of parents in a function of hundreds of lines is a main
+        loop (of a parser, say) more often than an acceptance: it counts where a sampler leads to it."""
+        return bool(self.fact.get("w")) or (
+            self.shape in ("search", "parents") and int(self.fact["e"]) - int(self.fact["l"]) > 150
+        )
 
     def where(self) -> str:
         return f"{self.file.path}:{self.fact['l']} {self.symbol}"
