@@ -81,9 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--source", choices=("inprocess", "vllm"), default="inprocess")
     s.add_argument("--states", type=Path, help="hidden states that vLLM's extract_hidden_states saved")
     s.add_argument("--state-budget", type=float, default=0, metavar="GB", help="features kept on the device")
+    s.add_argument("--state-cache", type=Path, metavar="DIR", help="keep them on disk, here, instead")
     s.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp")
     s.add_argument("--thinking", choices=("on", "off", "as-data"), default="as-data", help="as it will be served")
-    s.add_argument("--minutes", type=float, default=0, help="save and end after this long")
+    s.add_argument("--minutes", type=float, default=0, help="fit the run, learning rate included, into this long")
     s.add_argument("--dtype", default="bfloat16")
     s.add_argument("--no-compile", action="store_true")
 
@@ -190,8 +191,10 @@ def _train(a: argparse.Namespace) -> int:
         patience=a.patience, save_every=a.save_every, compile=not a.no_compile,
     )  # fmt: skip
     job = TrainJob(
-        a.target, a.tokens, a.out, config, a.held_out, a.init, a.source, a.states, int(a.state_budget * 1e9),
-        a.sharding, _thinking(a.thinking), a.dtype, time.time() + 60 * a.minutes if a.minutes else 0.0,
+        target=a.target, tokens=a.tokens, out=a.out, config=config, held_out=a.held_out, init=a.init, source=a.source,
+        states=a.states, state_budget=int(a.state_budget * 1e9), state_cache=a.state_cache, sharding=a.sharding,
+        template_kwargs=_thinking(a.thinking), dtype=a.dtype,
+        stop_at=time.time() + 60 * a.minutes if a.minutes else 0.0,
     )  # fmt: skip
     summary = run_train(job)
     print(json.dumps(summary))

@@ -14,10 +14,11 @@ import torch
 from ddtree.checkpoint import TargetShape, load_drafter, read_config
 from ddtree.drafter import Drafter
 from ddtree.training import runstate, validate
+from ddtree.training.cache import DiskCached, StateStore
 from ddtree.training.errors import PreflightError
 from ddtree.training.export import compare, new_config, save_speculators, save_zlab, zlab_config
 from ddtree.training.features import Cached, FeatureSource, InProcess, VllmStates
-from ddtree.training.files import read_json, write_json
+from ddtree.training.files import manifest_digest, read_json, write_json
 from ddtree.training.metrics import plot_tau
 from ddtree.training.replay import CHAIN, Replay, lookup_rounds, replay
 from ddtree.training.schedule import TrainConfig
@@ -55,6 +56,11 @@ def target_shape(target: Target) -> TargetShape:
     return TargetShape(int(c.hidden_size), int(c.num_hidden_layers), len(target.embedding))
 
 
+def manifest_digests(folders: Sequence[Path]) -> list[str]:
+    """What the rows of token folders are, in order."""
+    return [manifest_digest(f) for f in folders]
+
+
 @dataclass(frozen=True)
 class TrainJob:
     """Arguments of the train stage."""
@@ -67,7 +73,8 @@ class TrainJob:
     init: Path | None = None
     source: str = "inprocess"  # or "vllm"
     states: Path | None = None  # folder of saved hidden states, for source "vllm"
-    state_budget: int = 0  # bytes of features kept on the device
+    state_budget: int = 0  # bytes of features kept on the device, or in state_cache
+    state_cache: Path | None = None  # folder: keep features on disk instead
     sharding: str = "ddp"
     template_kwargs: dict[str, Any] | None = None
     dtype: str = "bfloat16"
@@ -152,7 +159,12 @@ def run_train(job: TrainJob) -> dict[str, Any]:
         if job.states is None:
             raise PreflightError("states-folder", "--source vllm needs --states DIR")
         source = VllmStates(job.states, tokens, target.width, str(device))
-    if job.state_budget:
+    if job.state_budget and job.state_cache:
+        known = {"target": facts["target"], "layer_ids": list(target.layer_ids), "tokens": manifest_digests(job.tokens)}
+        folder = job.state_cache / f"rank-{runstate.rank()}-of-{runstate.world()}"
+        store = StateStore(folder, target.width, getattr(torch, job.dtype), job.state_budget // runstate.world(), known)
+        source = DiskCached(source, store, str(device))
+    elif job.state_budget:
         lengths = np.minimum(tokens.index["total"], config.shape.width).astype(np.int64)
         size = min(job.state_budget, int(lengths.sum()) * target.width * getattr(torch, job.dtype).itemsize)
         if job.source == "inprocess":
@@ -164,18 +176,22 @@ def run_train(job: TrainJob) -> dict[str, Any]:
     held_source: FeatureSource | None = None
     if held_out is not None:
         held_source = InProcess(target, held_out)
-        if job.state_budget:
+        if job.state_budget and not job.state_cache:
             size = min(job.state_budget // 4, int(held_out.index["total"].sum()) * target.width * 4)
             held_source = Cached(held_source, size, target.width, getattr(torch, job.dtype), str(device))
     facts["data"] = [{"sampler": m["identity"].get("sampler"), "rows": m["rows"], "tokens": m["tokens"]}
                      for m in tokens.manifests]  # fmt: skip
     facts["init"] = str(job.init) if job.init else None
-    return train(Run(
+    run = Run(
         folder=job.out, config=config, drafter=drafter, embedding=target.embedding, head=target.head, tokens=tokens,
         source=source, held_out=held_out, held_out_source=held_source, warm_start=job.init is not None,
         identity={"target": facts["target"], "data": facts["data"], "init": facts["init"]}, sharding=job.sharding,
-        stop_at=job.stop_at, stop_after=job.stop_after,
-    ))  # fmt: skip
+        stop_at=job.stop_at, anneal_to=job.stop_at, stop_after=job.stop_after,
+    )  # fmt: skip
+    summary = train(run)
+    if isinstance(source, DiskCached):
+        source.store.flush()
+    return summary
 
 
 def run_eval(

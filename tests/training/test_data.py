@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddtree.training.cache import DiskCached, StateStore
 from ddtree.training.curate import CurateConfig, curate, parse_mix
 from ddtree.training.errors import DataError, DiskError, PreflightError, PromptError, ResumeError
 from ddtree.training.features import Cached, Synthetic, VllmStates
@@ -291,3 +292,60 @@ def test_states_that_vllm_saved(tmp_path: Path) -> None:
 def test_prompt_text_is_all_turns() -> None:
     p = Prompt("x", [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
     assert p.text == "a\nb" and len(p.sha) == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_states_on_disk_within_a_budget(tmp_path: Path, dtype: torch.dtype) -> None:
+    tokens = token_set(tmp_path / "t")
+    source = Synthetic(tokens, 6, 96, dtype, "cpu")
+    lengths = tokens.index["total"].astype(int).tolist()
+    identity = {"tokens": "a", "layer_ids": [0, 1]}
+    room = sum(lengths[:6]) * 6 * dtype.itemsize
+
+    def store(**changes: Any) -> StateStore:
+        return StateStore(tmp_path / "s", 6, dtype, **{"budget": room, "identity": identity, **changes})
+
+    cached = DiskCached(source, store(), "cpu")
+    for rows in ([0, 1, 2], [3, 2, 4], [5, 6, 7], [0, 9, 5]):
+        got = cached.features(rows, [lengths[r] for r in rows])
+        assert torch.equal(got, source.features(rows, [lengths[r] for r in rows]))
+    cached.store.flush()
+    assert sorted(cached.store.at) == [0, 1, 2, 3, 4, 5] and cached.store.used == room
+    assert sum(f.stat().st_size for f in (tmp_path / "s").glob("*.bin")) == room
+    again = store()  # another process finds them
+    assert torch.equal(again.get(4, 5), source.features([4], [5]))  # type: ignore[arg-type]
+    assert again.get(9, 5) is None and not again.put(9, torch.zeros(5, 6))
+    with pytest.raises(DataError, match="states-other-run"):
+        store(identity={"tokens": "b", "layer_ids": [0, 1]})
+    with pytest.raises(DiskError, match=r"disk-would-fill.*state budget"):
+        store(budget=10**16)
+    shard = next((tmp_path / "s").glob("*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[7] ^= 4
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match="shard-corrupt"):
+        store()
+
+
+def test_a_crash_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateStore(tmp_path / "s", 6, torch.float32, 10**6, {})
+    store.put(0, torch.ones(4, 6))
+    store.flush()
+    store.put(1, torch.ones(5, 6))
+    store.put(2, torch.ones(5, 6))
+    written: list[int] = []
+    honest = torch.Tensor.numpy
+
+    def dies(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        written.append(1)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        return honest(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "numpy", dies)
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    monkeypatch.undo()
+    assert [f.name for f in (tmp_path / "s").glob("shard*")] == ["shard-00000.bin"]
+    again = StateStore(tmp_path / "s", 6, torch.float32, 10**6, {})
+    assert sorted(again.at) == [0] and again.get(1, 5) is None

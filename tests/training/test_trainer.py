@@ -184,3 +184,15 @@ def test_too_little_data_is_named(world: World, tmp_path: Path) -> None:
         run_train(job(world, tmp_path / "run", rows_per_step=4000))
     with pytest.raises(PreflightError, match="loss-unknown"):
         replace(smoke_config().loss, kind="best")
+
+
+def test_a_disk_cache_changes_nothing_and_is_used_again(world: World, tmp_path: Path) -> None:
+    run_train(job(world, tmp_path / "plain", 6))
+    cached = replace(job(world, tmp_path / "cached", 6), state_budget=50_000_000, state_cache=tmp_path / "states")
+    run_train(cached)
+    assert losses(tmp_path / "cached") == losses(tmp_path / "plain")
+    shards = {f: f.stat().st_mtime_ns for f in (tmp_path / "states").rglob("*.bin")}
+    assert shards
+    run_train(replace(cached, out=tmp_path / "again"))
+    assert losses(tmp_path / "again") == losses(tmp_path / "plain")
+    assert {f: f.stat().st_mtime_ns for f in shards} == shards
