@@ -87,12 +87,17 @@ def save(
         dist.barrier()
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint. A folder of that name is whole, so it counts even if a kill came before ``latest``."""
+    found = sorted(folder.glob("step-??????"))
+    return found[-1] if found else None
+
+
 def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """Load the newest checkpoint into model and optimiser; None when there is none."""
-    pointer = folder / "latest"
-    if not pointer.exists():
+    at = newest(folder)
+    if at is None:
         return None
-    at = folder / pointer.read_text().strip()
     weights = load_file(at / "model.safetensors")
     set_model_state_dict(model, dict(weights.items()), options=StateDictOptions(full_state_dict=True))
     moments = torch.load(at / "optimizer.pt", map_location="cpu", weights_only=True)
