@@ -45,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--target", type=Path, required=True)
     s.add_argument("--prompts", type=Path, required=True)
     s.add_argument("--out", type=Path, required=True)
-    s.add_argument("--backend", choices=("transformers", "vllm", "openai"), default="transformers")
+    s.add_argument(
+        "--backend",
+        choices=("transformers", "vllm", "openai", "recorded"),
+        default="transformers",
+        help="recorded: --prompts are conversations that the target already wrote",
+    )
     s.add_argument("--url", default="http://localhost:8000/v1", help="of an OpenAI-compatible endpoint")
     s.add_argument("--model", default="", help="model name at the endpoint")
     s.add_argument("--temperature", type=float, default=0.7)
@@ -64,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--target", type=Path, required=True)
     s.add_argument("--tokens", type=Path, action="append", required=True)
     s.add_argument("--held-out", type=Path, action="append", default=[], help="token folder for replay tau")
+    s.add_argument("--prompts", type=Path, help="curated folder: check that rows still render to what was recorded")
+    s.add_argument("--decontaminate", type=Path, action="append", default=[], metavar="FILE", help="with --prompts")
     s.add_argument("--out", type=Path, required=True)
     s.add_argument("--init", type=Path, help="released drafter to start from")
     s.add_argument("--loss", choices=("ce_decay", "dpace", "tree"), default="dpace")
@@ -144,17 +151,21 @@ def _generate(a: argparse.Namespace) -> int:
     from ddtree.training.decode import Sampler
     from ddtree.training.pipeline import load_tokenizer, stop_ids
     from ddtree.training.plan import read_config
-    from ddtree.training.prompts import load_prompts
+    from ddtree.training.prompts import Source, load_prompts
+    from ddtree.training.recorded import record
     from ddtree.training.target import load_target, target_identity
 
-    prompts = load_prompts(a.prompts)
-    validate.check_prompts(prompts, a.decontaminate)
     tokenizer = load_tokenizer(a.target)
     kwargs = _thinking(a.thinking) or {}
     stop = stop_ids(a.target, tokenizer)
     config = read_config(a.target)
     vocab = int({**config, **(config.get("text_config") or {})}["vocab_size"])
     identity = validate.data_identity(target_identity(a.target), tokenizer, kwargs, vocab)
+    if a.backend == "recorded":
+        print(json.dumps(record([Source.parse(str(a.prompts))], tokenizer, a.out, identity, kwargs)))
+        return 0
+    prompts = load_prompts(a.prompts)
+    validate.check_prompts(prompts, a.decontaminate)
     sampler = Sampler(a.temperature, a.top_p, a.top_k, a.max_new, a.seed)
     backend: generate.Backend
     if a.backend == "openai":
@@ -194,7 +205,7 @@ def _train(a: argparse.Namespace) -> int:
         target=a.target, tokens=a.tokens, out=a.out, config=config, held_out=a.held_out, init=a.init, source=a.source,
         states=a.states, state_budget=int(a.state_budget * 1e9), state_cache=a.state_cache, sharding=a.sharding,
         template_kwargs=_thinking(a.thinking), dtype=a.dtype,
-        stop_at=time.time() + 60 * a.minutes if a.minutes else 0.0,
+        stop_at=time.time() + 60 * a.minutes if a.minutes else 0.0, prompts=a.prompts, evals=a.decontaminate,
     )  # fmt: skip
     summary = run_train(job)
     print(json.dumps(summary))

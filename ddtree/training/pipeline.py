@@ -20,6 +20,7 @@ from ddtree.training.export import compare, new_config, save_speculators, save_z
 from ddtree.training.features import Cached, FeatureSource, InProcess, VllmStates
 from ddtree.training.files import manifest_digest, read_json, write_json
 from ddtree.training.metrics import plot_tau
+from ddtree.training.prompts import load_prompts
 from ddtree.training.replay import CHAIN, Replay, lookup_rounds, replay
 from ddtree.training.schedule import TrainConfig
 from ddtree.training.target import Target, load_target, target_identity
@@ -80,6 +81,8 @@ class TrainJob:
     dtype: str = "bfloat16"
     stop_at: float = 0.0
     stop_after: int = 0
+    prompts: Path | None = None  # curated folder: rows are rendered again and compared
+    evals: Sequence[Path] = ()  # evaluation sets that the prompts must not overlap
 
 
 def make_drafter(job: TrainJob, target: Target, config: TrainConfig) -> Drafter:
@@ -124,6 +127,10 @@ def preflight(
     """All checks that need the target; returns what was measured. See validate.py for the errors."""
     identity = target_identity(job.target)
     validate.check_identity(tokens, identity, tokenizer, job.template_kwargs)
+    if job.prompts is not None:
+        prompts = load_prompts(job.prompts)
+        validate.check_prompts(prompts, job.evals)
+        validate.check_rows(tokens, {p.id: p for p in prompts}, tokenizer)
     validate.check_data(tokens, len(target.embedding), config.shape.width)
     validate.check_mask_id(config.mask_token_id, target.embedding, tokens, tokenizer, stop_ids(job.target, tokenizer))
     validate.check_capture(target, tokens)

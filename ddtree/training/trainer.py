@@ -241,6 +241,12 @@ def train(run: Run) -> dict[str, Any]:
                 reason = "stopped" if reason == "done" else reason
                 break
     metrics.close()
+    if run.held_out is None and done > start:  # nothing to choose by: the last weights are what there is
+        weights = runstate.whole_weights(drafter)
+        if rank == 0:
+            save_zlab(
+                run.folder / "best", weights, drafter.config, extra={"step": done, "chosen": "last, none held out"}
+            )
     summary = {"steps": steps, "step": done, "reason": reason, "best": best, "last": last}
     if rank == 0:
         write_json(run.folder / "summary.json", summary)

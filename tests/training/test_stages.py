@@ -392,6 +392,33 @@ def test_generate_and_eval_commands(world: World, tmp_path: Path, capsys: pytest
     assert "tokens-other-target" in capsys.readouterr().err
 
 
+def test_recorded_conversations_become_rows(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = [
+        {"role": "user", "content": "w1 w2"},
+        {"role": "assistant", "content": "w5 w6"},
+        {"role": "user", "content": "w3"},
+        {"role": "assistant", "content": "w8"},
+    ]
+    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"prompt": "w1"}) + "\n")
+    cli = ["generate", "--backend", "recorded", "--target", str(world.target), "--prompts", str(tmp_path / "log.jsonl")]
+    assert main([*cli, "--out", str(tmp_path / "t")]) == 0
+    assert json.loads(capsys.readouterr().out) == {"conversations": 1, "rows": 2, "failed": 0, "rewriting": 0}
+    tokens, tokenizer = TokenSet(tmp_path / "t"), load_tokenizer(world.target)
+    texts = [tokenizer.decode(r.ids[r.prompt :]) for r in tokens.rows()]
+    assert texts == ["w5 w6 <|end|>", "w8 <|end|>"]
+    assert main([*cli, "--out", str(tmp_path / "t")]) == 2
+    assert "tokens-exist" in capsys.readouterr().err
+
+
+def test_train_checks_the_prompts_it_is_shown(world: World, tmp_path: Path) -> None:
+    job = TrainJob(world.target, [world.train], tmp_path / "run", smoke_config(4), [], dtype="float32")
+    stolen = tmp_path / "eval.jsonl"
+    first = (world.work / "train-prompts" / "prompts-00000.jsonl").read_text().splitlines()[0]
+    stolen.write_text(json.dumps({"prompt": json.loads(first)["messages"][0]["content"]}) + "\n")
+    with pytest.raises(PromptError, match="eval-overlap"):
+        run_train(replace(job, prompts=world.work / "train-prompts", evals=[stolen]))
+
+
 def test_live_eval_command(
     world: World, trained: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_disk_cache_changes_nothing_and_is_used_again(world: World, tmp_path: 
     cached = replace(job(world, tmp_path / "cached", 6), state_budget=50_000_000, state_cache=tmp_path / "states")
     run_train(cached)
     assert losses(tmp_path / "cached") == losses(tmp_path / "plain")
+    assert (tmp_path / "plain" / "best" / "config.json").exists(), "without held-out rows the last weights are kept"
     shards = {f: f.stat().st_mtime_ns for f in (tmp_path / "states").rglob("*.bin")}
     assert shards
     run_train(replace(cached, out=tmp_path / "again"))
