@@ -269,16 +269,26 @@ def _needs(known: Known, path: Path) -> tuple[str, ...]:
     return (*_TO_MEASURE, *unknown)
 
 
+#: What to type next, on the host, in an environment that has ``ddaudit[engine]``; its JSON goes back into the report.
+_BENCH = (
+    "python -m ddtree.standalone bench --target TARGET_DIR --drafter DRAFTER_DIR --prompts human-eval --json bench.json"
+)
+_SERVE = (
+    "python -m ddtree.native overlay DDTREE_DIR && PYTHONPATH=DDTREE_DIR vllm serve TARGET_DIR --speculative-config "
+    """'{"method": "ddtree", "model": "DRAFTER_DIR", "num_speculative_tokens": 64}'"""
+)
+
+
 def _next(known: Known, path: Path) -> str:
-    """The command that comes next; a wheel or a folder has no GPU, so there the host is left to be filled in."""
-    host = (
-        "user@host" if known.spec.split(":", 1)[0] in ("pypi", "wheel", "dir") or known.spec == "HOST" else known.spec
-    )
+    """The command that comes next. With no measurement that is the bench, whatever the path."""
     if path == "none":
-        return f"ddaudit scan {host}"
-    if path == "chain" or (path == "native" and known.ratio("tree_over_chain") is None):
-        return f"ddaudit scan {host} --target TARGET_DIR --drafter DRAFTER_DIR --probe gpu"
-    return f"ddaudit run --path {path} {host} --target TARGET_DIR --drafter DRAFTER_DIR"
+        installed = known.spec.split(":", 1)[0] not in ("pypi", "wheel", "dir") and known.spec != "HOST"
+        return f"ddaudit scan {known.spec if installed else 'user@host'}"
+    if path == "retrain":
+        return "python -m ddtree.training plan --target TARGET_DIR"
+    if path == "native" and known.ratio("tree_over_chain") is not None:
+        return _SERVE
+    return _BENCH
 
 
 def _words(known: Known) -> dict[str, str]:

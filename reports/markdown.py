@@ -86,7 +86,13 @@ def _recommendation(audit: Audit) -> str:
         if points:
             blocks.append(f"**{title}**\n" + "\n".join(f"- {prose(point)}" for point in points))
     if recommendation.next:
-        blocks.append("**Next**\n\n" + fence(recommendation.next, "sh"))
+        where = ""
+        if recommendation.next.startswith("python -m ddtree."):
+            where = (
+                " (on the host, in an environment of its own that has `ddaudit[engine]`; "
+                "`ddaudit report AUDIT bench.json` then weighs what was measured)"
+            )
+        blocks.append(f"**Next**{where}\n\n" + fence(recommendation.next, "sh"))
     return "\n\n".join(blocks)
 
 

@@ -4,6 +4,7 @@ decides as the rule says."""
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_paths(outcomes: dict[str, Any], options: dict[str, Any], path: str) -> 
     found = recommend(verdicts(**outcomes), **options)
     assert found.path == path
     assert found.reasons and "{" not in "".join(found.reasons) and "?" not in found.reasons[0]
-    assert found.next.startswith("ddaudit ")
+    assert exists(found.next)
 
 
 def test_every_row_can_decide() -> None:
@@ -117,14 +118,26 @@ def test_what_is_wrong_with_the_install_is_said_whatever_the_path() -> None:
     assert "lint: K is 16, the block 8" in found.against
 
 
-def test_the_next_command_names_the_host_that_was_scanned() -> None:
-    assert " root@gpu1 " in recommend(verdicts(), spec="root@gpu1").next
-    assert " user@host " in recommend(verdicts(), spec="pypi:vllm==0.33.0").next
+def exists(command: str) -> bool:
+    """Whether the command is one of ours: a module that runs, or a subcommand of ddaudit."""
+    words = command.split()
+    if words[:2] == ["python", "-m"]:
+        folder = Path(__file__).parents[2] / words[2].replace(".", "/")
+        return (folder / "__main__.py").is_file() and f'"{words[3]}"' in (folder / "__main__.py").read_text()
+    return words[:2] == ["ddaudit", "scan"]
+
+
+def test_an_audit_that_judged_nothing_is_to_be_made_again_on_the_same_host() -> None:
+    assert recommend((), spec="root@gpu1").next == "ddaudit scan root@gpu1"
+    assert recommend((), spec="pypi:vllm==0.33.0").next == "ddaudit scan user@host"
+
+
+def test_the_bench_comes_first_and_serving_only_after_it_has_said_that_the_tree_pays() -> None:
+    assert "standalone bench" in recommend(verdicts()).next
+    assert "vllm serve" in recommend(verdicts(native_adapter="yes"), measured=measured(1.2)).next
 
 
 def test_the_misfits_are_findings_that_the_lint_has() -> None:
-    from pathlib import Path
-
     import rules.lint
 
     text = "".join(path.read_text() for path in Path(rules.lint.__file__).parent.glob("*.py"))
