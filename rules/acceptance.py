@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reports.model import Dismissed, Evidence
 from rules.base import Context, Fact
-from rules.slice import Reached, Slice
+from rules.resolver import Reached, Slice
 from rules.tree import SourceFile
 
 if TYPE_CHECKING:

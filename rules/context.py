@@ -12,7 +12,8 @@ from reports.model import Evidence, Failed, Scope, Verdict
 from rules.base import Fact
 from rules.cache import Cache, Row
 from rules.extraction import Unit, extract_one, failure, graph_unit, is_known
-from rules.slice import Slice, make_slice
+from rules.resolver import Slice
+from rules.slice import make_slice
 from rules.tree import InstallTree, SourceFile
 
 _SNIPPET_LINES = 40

@@ -14,7 +14,7 @@ from rules.tree import SourceFile
 
 if TYPE_CHECKING:
     from rules.context import ScanContext
-    from rules.slice import Resolver
+    from rules.resolver import Resolver
 
 
 def across_files(ctx: ScanContext, resolver: Resolver, file: SourceFile, qual: str) -> list[Fact]:

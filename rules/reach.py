@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from rules.base import Context
-from rules.slice import Key, Reached, from_drafters
+from rules.resolver import Key, Reached
+from rules.slice import from_drafters
 from rules.tree import SourceFile
 
 if TYPE_CHECKING:

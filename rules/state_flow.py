@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from rules.facts.flow import D, Flow, I
+from rules.facts.flow import Flow
+from rules.facts.judging import Judge
 from rules.facts.module import read_module
-from rules.facts.walks import Judge, _direct_reads, _scalar, _steps
+from rules.facts.places import at_one_place, direct_reads, steps_along
+from rules.facts.values import D, I
 
 
 def hands_on(lines: list[str]) -> bool:
@@ -34,11 +36,11 @@ def _parent_to_child(flow: Flow) -> bool:
             if node.kind != "read" or not look.inside(node.loop, loop):
                 continue
             index = frozenset(t for t, how in node.edges if how == I)
-            tables = {r for r in _direct_reads(look, index) if _steps(look, r, loop) and _scalar(look, r)}
+            tables = {r for r in direct_reads(look, index) if steps_along(look, r, loop) and at_one_place(look, r)}
             for write in flow.writes:
                 if write.root != node.name or write.how != "store" or not look.inside(write.loop, loop):
                     continue
-                elsewhere = tables - set(_direct_reads(look, write.index))
+                elsewhere = tables - set(direct_reads(look, write.index))
                 if elsewhere and number in look.below(write.value, frozenset({D})):
                     return True
     return False

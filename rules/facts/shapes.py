@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rules.facts.flow import Flow
+from rules.facts.judging import Walk
 from rules.facts.module import Function, Module, dotted, read_module
-from rules.facts.walks import Walk, carries_state, judge, leads_elsewhere, near
+from rules.facts.walks import carries_state, judge, leads_elsewhere, near
 
 _COMPARE_CALLS = frozenset({"eq", "ne", "equal", "isin", "not_equal"})
 _READ_CALLS = frozenset(
