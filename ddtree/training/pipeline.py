@@ -20,12 +20,13 @@ from ddtree.training.export import compare, new_config, save_speculators, save_z
 from ddtree.training.features import Cached, FeatureSource, InProcess, VllmStates
 from ddtree.training.files import manifest_digest, read_json, write_json
 from ddtree.training.metrics import plot_tau
+from ddtree.training.parallel import init_distributed
 from ddtree.training.prompts import load_prompts
 from ddtree.training.replay import CHAIN, Replay, lookup_rounds, replay
 from ddtree.training.schedule import TrainConfig
 from ddtree.training.target import Target, load_target, target_identity
 from ddtree.training.tokens import TokenSet
-from ddtree.training.trainer import Run, init_distributed, train
+from ddtree.training.trainer import Run, train
 
 
 def load_tokenizer(folder: Path) -> Any:

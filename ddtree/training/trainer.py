@@ -7,23 +7,16 @@ activations run in the features' dtype (bfloat16 on a GPU), into which the layer
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from ddtree.drafter import Drafter
 from ddtree.training import runstate
@@ -34,6 +27,7 @@ from ddtree.training.files import write_json
 from ddtree.training.losses import LossSums, _chunk, head_loss
 from ddtree.training.metrics import Metrics
 from ddtree.training.packing import Batch, Plan, assemble, draw_anchors
+from ddtree.training.parallel import Signals, accumulating, add_up, agreed, apply_gradients, on_any, wrap
 from ddtree.training.replay import replay
 from ddtree.training.schedule import TrainConfig
 from ddtree.training.tokens import TokenSet
@@ -92,49 +86,6 @@ def prefetch(make: Callable[[int, int], Batch], steps: range, micros: list[int])
 _WARM = 100  # steps before the speed is measured, and over which it is
 
 
-def _agreed(value: int, device: torch.device) -> int:
-    """Rank 0's value."""
-    if not dist.is_initialized():
-        return value
-    t = torch.tensor(value, device=device)
-    dist.broadcast(t, 0)
-    return int(t.item())
-
-
-class _Signals:
-    """SIGTERM and SIGUSR1 ask for a save and an orderly end after the current step."""
-
-    def __enter__(self) -> _Signals:
-        self.asked = False
-        self.old: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for sig in (signal.SIGTERM, signal.SIGUSR1):
-                self.old[sig] = signal.signal(sig, self._ask)
-        return self
-
-    def _ask(self, _signum: int, _frame: FrameType | None) -> None:
-        self.asked = True
-
-    def __exit__(self, *_exc: object) -> None:
-        for sig, handler in self.old.items():
-            signal.signal(sig, handler)
-
-
-def wrap(drafter: Drafter, sharding: str) -> nn.Module:
-    """DDP, or FSDP2 with float32 master shards, when there is a process group; the drafter itself otherwise.
-
-    FSDP2 shards weights, gradients and moments at the root: a drafter's bfloat16 weights fit whole for one pass.
-    """
-    if not dist.is_initialized():
-        return drafter
-    if sharding == "ddp":
-        return DistributedDataParallel(drafter)
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(drafter)
-    return drafter
-
-
 def train(run: Run) -> dict[str, Any]:
     """Train to the end, to a signal, or to a stop; returns a summary. Calling again goes on from the last save.
 
@@ -179,7 +130,7 @@ def train(run: Run) -> dict[str, Any]:
     def build(s: int, m: int) -> Batch:
         return make_batch(plan, run.tokens, s, m, c.block, device)
 
-    with _Signals() as signals:
+    with Signals() as signals:
         for step, batches in prefetch(build, range(start, stop_step), micros):
             if step >= stop_step:  # the run was shortened
                 break
@@ -187,7 +138,7 @@ def train(run: Run) -> dict[str, Any]:
             weight = torch.zeros((), device=device)
             for i, batch in enumerate(batches):
                 features = run.source.features(batch.docs, batch.lengths)[batch.source].to(dtype)
-                with _accumulating(model, last=i == len(batches) - 1):
+                with accumulating(model, last=i == len(batches) - 1):
                     hidden = forward(
                         features, batch.anchor_tokens, batch.anchors, embedding, batch.positions, batch.starts
                     )
@@ -204,14 +155,14 @@ def train(run: Run) -> dict[str, Any]:
                     warm = (step, time.time())
                 else:
                     each = (time.time() - warm[1]) / (step - warm[0])
-                    steps = _agreed(min(steps, step + 1 + max(1, int((run.anneal_to - time.time()) / each))), device)
+                    steps = agreed(min(steps, step + 1 + max(1, int((run.anneal_to - time.time()) / each))), device)
                     stop_step = min(stop_step, steps)
                     metrics.say(f"{each * 1e3:.1f} ms a step: the run will have {steps} steps")
-            _reduce(weight)
-            norm = _apply(model, optimizer, weight, world, rate, c.clip)
+            add_up(weight)
+            norm = apply_gradients(model, optimizer, weight, world, rate, c.clip)
             done = step + 1
-            out_of_time = _any(bool(run.stop_at and time.time() > run.stop_at), device)
-            asked = _any(signals.asked, device) or out_of_time
+            out_of_time = on_any(bool(run.stop_at and time.time() > run.stop_at), device)
+            asked = on_any(signals.asked, device) or out_of_time
             saving = c.save_every > 0 and (done % c.save_every == 0 or done == stop_step or asked)
             if (
                 done % c.log_every == 0 or done == stop_step or saving
@@ -257,54 +208,9 @@ def _flat(config: TrainConfig) -> dict[str, Any]:
     return {"train": asdict(config)}
 
 
-@contextlib.contextmanager
-def _accumulating(model: nn.Module, last: bool) -> Iterator[None]:
-    """Exchange gradients only with the last micro-batch of a step."""
-    if isinstance(model, DistributedDataParallel) and not last:
-        with model.no_sync():
-            yield
-        return
-    synchronise = getattr(model, "set_requires_gradient_sync", None)  # FSDP2 adds it
-    if callable(synchronise):
-        synchronise(last)
-    yield
-
-
-def _reduce(value: Tensor) -> None:
-    if dist.is_initialized():
-        dist.all_reduce(value)
-
-
-def _any(flag: bool, device: torch.device) -> bool:
-    """True on every rank if on one: all must stop at the same step."""
-    if not dist.is_initialized():
-        return flag
-    t = torch.tensor(float(flag), device=device)
-    dist.all_reduce(t)
-    return bool(t.item() > 0)
-
-
-def _apply(
-    model: nn.Module, optimizer: torch.optim.Optimizer, weight: Tensor, world: int, rate: float, clip: float
-) -> Tensor:
-    """Divide by the global weight, clip, step. DDP and FSDP averaged over ranks: undo that. Returns the norm."""
-    scale = world / weight.clamp(min=1e-12)
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    for p in parameters:
-        assert p.grad is not None
-        getattr(p.grad, "_local_tensor", p.grad).mul_(scale)
-    norm = nn.utils.clip_grad_norm_(parameters, clip)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    full = getattr(norm, "full_tensor", None)
-    return full() if full is not None else norm
-
-
 def _summary(sums: LossSums, norm: Tensor, rate: float, device: torch.device) -> dict[str, Any]:
     flat = torch.cat([t.reshape(-1).float() for t in sums.stacked()]).to(device)
-    _reduce(flat)
+    add_up(flat)
     loss, weight, *rest = flat.tolist()
     D = (len(rest) - 2) // 2
     hits, valid, (accepted, blocks) = rest[:D], rest[D : 2 * D], rest[2 * D :]
@@ -349,20 +255,3 @@ def _evaluate(
     if runstate.rank() == 0:
         save_zlab(run.folder / "best", weights, drafter.config, extra={"step": done, "taus": taus})
     return best, True
-
-
-def init_distributed() -> torch.device:
-    """Join torchrun's process group when started by it; returns this rank's device."""
-    cuda = torch.cuda.is_available()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized():
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if cuda:
-            torch.cuda.set_device(local)
-        dist.init_process_group("nccl" if cuda else "gloo")
-        return torch.device("cuda", local) if cuda else torch.device("cpu")
-    return torch.device("cuda" if cuda else "cpu")
-
-
-def with_loss(config: TrainConfig, kind: str) -> TrainConfig:
-    """The same settings with another loss."""
-    return replace(config, loss=replace(config.loss, kind=kind))
