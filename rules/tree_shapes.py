@@ -45,7 +45,7 @@ def _fact(kind: str, function: Function, line: int, **more: Any) -> Fact:
 
 
 def _body(module: Module, function: Function) -> list[Any]:
-    return module.tour[function.first : function.last]
+    return module.nodes(function)
 
 
 # ---- build
@@ -124,10 +124,10 @@ def _ranks(nodes: list[ast.AST]) -> bool:
 
 def _configured(module: Module, function: Function) -> str:
     """The configuration value that describes a fixed tree: the attribute whose text the class reads as a literal."""
-    for node in module.tour:
+    for node in module.all_nodes():
         if isinstance(node, ast.Call) and _last(node.func) == "literal_eval" and node.args:
             name = dotted(node.args[0])
-            for other in module.tour:
+            for other in module.all_nodes():
                 if (
                     isinstance(other, ast.Assign)
                     and any(dotted(t) == name for t in other.targets)
@@ -291,7 +291,7 @@ def _passed(module: Module) -> list[Fact]:
     """Keyword arguments called ...bias or ...mask that are given something other than None or the caller's own
     argument of that name."""
     found: dict[tuple[str, str], Fact] = {}
-    for node in module.tour:
+    for node in module.all_nodes():
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 name = keyword.arg or ""

@@ -66,7 +66,7 @@ class Flow(StatementFlow):
         self.returned = frozenset().union(*self._returns[0])
 
     def _calls_itself(self, function: Function) -> bool:
-        for node in self.module.tour[function.first : function.last]:
+        for node in self.module.nodes(function):
             if isinstance(node, ast.Call):
                 f = node.func
                 if isinstance(f, ast.Name) and f.id == function.name and not function.owner:

@@ -111,7 +111,7 @@ class InliningFlow(BindingFlow):
         for recursive, params in self._self_calls:
             if recursive.node is function.node:
                 return self._recurse(node, function, params, bound, env)
-        if len(self._stack) > 3 or function in self._stack or function.last - function.first > 300:
+        if len(self._stack) > 3 or function in self._stack or len(module.nodes(function)) > 300:
             return None
         args = [self.expr(a, env) for a in node.args]
         inner: Env = dict(outer)

@@ -114,7 +114,7 @@ class LoopFlow(ExpressionFlow):
             for name in called:
                 if name in scope:
                     inner = scope[name][0]
-                    for node in self.module.tour[inner.first : inner.last]:
+                    for node in self.module.nodes(inner):
                         if isinstance(node, ast.Nonlocal):
                             names.update(dict.fromkeys(node.names))
         names.pop("", None)
@@ -127,7 +127,7 @@ class LoopFlow(ExpressionFlow):
         if function is None or function in self._stack:
             return []
         names: list[str] = []
-        for node in self.module.tour[function.first : function.last]:
+        for node in self.module.nodes(function):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
                 if isinstance(node.ctx, ast.Store):
                     names.append(f"self.{node.attr}")

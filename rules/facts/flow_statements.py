@@ -107,7 +107,7 @@ class StatementFlow(LoopFlow):
                 self.block(node.orelse, env)
                 return self.block(node.finalbody, env) or (ended and not node.handlers)
             case ast.FunctionDef():
-                found = next((f for f in self.module.functions if f.node is node), None)
+                found = self.module.by_node.get(id(node))
                 if found is not None and self._nested:
                     self._nested[-1][node.name] = (found, env)
             case ast.Expr():

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,12 @@ _PAIRS = frozenset({"zip", "cumprod", "eq", "nonzero"})
 _VECTOR = frozenset(
     {"cumprod", "cummin", "nonzero", "argmax", "argmin", "accumulate", "topk", "max", "sort", "argwhere", "flatnonzero"}
 )
+_SILENT = frozenset({ast.Name, ast.Attribute, ast.Constant, ast.Expr, ast.keyword, ast.arguments, ast.arg, ast.Return})
+#: What a function's text must hold to repeat anything (beside loops, which the tree shows), to read, to compare.
+_AGAIN = re.compile(rb"\bfor\b|\b(?:" + b"|".join(v.encode() for v in sorted(_VECTOR)) + rb")\s*\(")
+_READS = re.compile(rb"\b(?:" + b"|".join(v.encode() for v in sorted(_READ_CALLS)) + rb")\s*\(")
+_COMPARES = re.compile(rb"[<>]|[=!]=|\b(?:in|is|" + b"|".join(v.encode() for v in sorted(_COMPARE_CALLS)) + rb")\b")
+_CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 
 
 def extract(path: str, source: bytes) -> list[dict[str, Any]]:
@@ -92,7 +99,9 @@ def _replacements(module: Module) -> list[dict[str, Any]]:
     """Attributes of imported (or this file's own) classes and modules that are set to something with a name:
     setattr, a.b = c."""
     found: list[dict[str, Any]] = []
-    for position, node in enumerate(module.tour):
+    if not module.sets and b"setattr" not in module.source:
+        return found
+    for position, node in enumerate(module.all_nodes()):
         if type(node) is ast.Assign:
             targets = [(dotted(t.value), t.attr) for t in node.targets if isinstance(t, ast.Attribute)]
             value: ast.expr = node.value
@@ -134,15 +143,12 @@ def _place(module: Module, position: int) -> tuple[str, list[str]]:
     function = max(inside, key=lambda f: f.first) if inside else None
     start = function.first if function else 0
     conditions: list[str] = []
+    place = module.tour[position]
+    at = (place.lineno, place.col_offset)
     for node in module.tour[start:position]:
         if type(node) is ast.If:
             for body, sign in ((node.body, ""), (node.orelse, "!")):
-                if (
-                    body
-                    and module.span.get(id(body[0]), (position + 1,))[0]
-                    <= position
-                    < module.span.get(id(body[-1]), (0, position + 1))[1]
-                ):
+                if body and (body[0].lineno, body[0].col_offset) <= at < (body[-1].end_lineno, body[-1].end_col_offset):
                     conditions.append(sign + ast.unparse(node.test))
     return (function.qual if function else ""), conditions
 
@@ -157,40 +163,58 @@ class _Has:
     calls: set[str] = field(default_factory=set)
 
 
+def _has(module: Module, function: Function) -> _Has:
+    found = _Has(loops=function.loops)
+    compares = reads = 0
+    calls = found.calls
+    for node in module.nodes(function):
+        kind = type(node)
+        if kind in _SILENT:
+            continue
+        if kind is ast.Call:
+            func = node.func
+            name = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
+            calls.add(name)
+            compares += name in _COMPARE_CALLS
+            reads += name in _READ_CALLS
+        elif kind is ast.Subscript:
+            reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice
+        elif kind is ast.Compare:
+            compares += not any(type(c) is ast.Constant for c in (node.left, *node.comparators))
+        elif kind is ast.GeneratorExp or kind is ast.ListComp:
+            found.repeats = True
+        elif (kind is ast.Assign or kind is ast.NamedExpr) and type(node.value) is ast.Call and not found.steps:
+            found.steps = _steps_elsewhere(module, node)
+    found.compares, found.reads = compares, reads
+    found.loops |= function.name in calls
+    found.repeats |= not _VECTOR.isdisjoint(calls)
+    return found
+
+
 def _worth(module: Module) -> set[str]:
     """Functions that could accept anything, helpers included: places read and compared (or read one under the
-    other), again and again."""
-    has: dict[str, _Has] = {}
+    other), again and again. A function is toured only if its text leaves the question open."""
+    by_name: dict[str, list[Function]] = {}
     for function in module.functions:
-        found = has[function.qual] = _Has()
-        for node in module.tour[function.first : function.last]:
-            kind = type(node)
-            if kind is ast.Compare:
-                found.compares += not any(type(c) is ast.Constant for c in (node.left, *node.comparators))
-            elif kind is ast.For or kind is ast.While:
-                found.loops = True
-            elif kind is ast.GeneratorExp or kind is ast.ListComp:
-                found.repeats = True
-            elif kind is ast.Assign or kind is ast.NamedExpr:
-                found.steps |= type(node.value) is ast.Call and _steps_elsewhere(module, node)
-            elif kind is ast.Subscript:
-                found.reads += type(node.slice) is not ast.Constant and type(node.slice) is not ast.Slice
-            elif kind is ast.Call:
-                func = node.func
-                name = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
-                found.calls.add(name)
-                found.compares += name in _COMPARE_CALLS
-                found.repeats |= name in _VECTOR
-                found.reads += name in _READ_CALLS
-        found.loops |= function.name in found.calls
-    by_name: dict[str, list[_Has]] = {}
-    for function in module.functions:
-        by_name.setdefault(function.name, []).append(has[function.qual])
+        by_name.setdefault(function.name, []).append(function)
+    known: dict[int, _Has] = {}
+
+    def has(function: Function) -> _Has:
+        if id(function) not in known:
+            known[id(function)] = _has(module, function)
+        return known[id(function)]
+
     worth: set[str] = set()
+    many = module.source.count(b"[") + len(_READS.findall(module.source)) >= 4
     for function in module.functions:
-        own = has[function.qual]
-        near = [h for name in own.calls for h in by_name.get(name, ())]
-        near += [h for one in near for name in one.calls for h in by_name.get(name, ())]
+        if not function.loops:
+            text = module.text(function)
+            again = _AGAIN.search(text) or len(re.findall(rb"\b%s\s*\(" % function.name.encode(), text)) > 1
+            if not again and not (many and _reads_or_asks(text, function, by_name)):
+                continue
+        own = has(function)
+        near = [has(f) for name in own.calls for f in by_name.get(name, ())]
+        near += [has(f) for one in near for name in one.calls for f in by_name.get(name, ())]
         compares = own.compares + sum(h.compares for h in near)
         reads = own.reads + sum(h.reads for h in near)
         if (
@@ -200,6 +224,13 @@ def _worth(module: Module) -> set[str]:
         ):
             worth.add(function.qual)
     return worth
+
+
+def _reads_or_asks(text: bytes, function: Function, by_name: dict[str, list[Function]]) -> bool:
+    """Places read and compared here, or another function of the file is called, which may do either."""
+    if _COMPARES.search(text) and (b"[" in text or _READS.search(text)):
+        return True
+    return any(name.decode() in by_name for name in _CALLED.findall(text) if name.decode() != function.name)
 
 
 def _steps_elsewhere(module: Module, node: ast.Assign | ast.NamedExpr) -> bool:
@@ -219,4 +250,4 @@ def _steps_elsewhere(module: Module, node: ast.Assign | ast.NamedExpr) -> bool:
 
 def _objects(module: Module, function: Function) -> bool:
     """Attributes of something: linked nodes, perhaps."""
-    return any(type(n) is ast.Attribute for n in module.tour[function.first : function.last])
+    return any(type(n) is ast.Attribute for n in module.nodes(function))
