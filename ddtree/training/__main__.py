@@ -214,7 +214,8 @@ def _train(a: argparse.Namespace) -> int:
 
 def _eval(a: argparse.Namespace) -> int:
     from ddtree.training.files import write_json
-    from ddtree.training.pipeline import eval_text, run_eval
+    from ddtree.training.pipeline import run_eval
+    from ddtree.training.report import eval_text
 
     table = run_eval(a.drafter, a.target, a.tokens, _ints(a.budgets), a.rows, a.dtype)
     print(eval_text(table))

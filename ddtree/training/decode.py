@@ -9,6 +9,7 @@ targets; hybrids carry recurrent state that a slot cannot take over, and go thro
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,9 @@ class SlotGenerator:
         self.count = torch.zeros(slots, dtype=torch.int64, device=device)
         self.out = torch.zeros(slots, rows + 1, dtype=torch.int64, device=device)
         self.columns = torch.arange(rows, device=device)
+        # transformers 5.2x renamed the argument, and will drop the old name
+        known = inspect.signature(target.base.forward).parameters
+        self.cache_name = "cache" if "cache" in known else "past_key_values"
         self.graphs: dict[int, Any] = {}
         self.pool: Any = None
 
@@ -133,9 +137,8 @@ class SlotGenerator:
         before = config._attn_implementation
         config._attn_implementation = ATTENTION
         try:
-            out = self.target.base(
-                input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
-            )
+            cache = {self.cache_name: self.cache}
+            out = self.target.base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **cache)
         finally:
             config._attn_implementation = before
         return out.last_hidden_state  # type: ignore[no-any-return]

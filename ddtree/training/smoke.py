@@ -15,8 +15,9 @@ from ddtree.training.curate import CurateConfig, curate
 from ddtree.training.decode import Sampler
 from ddtree.training.losses import LossConfig
 from ddtree.training.packing import Shape
-from ddtree.training.pipeline import TrainJob, eval_text, load_tokenizer, run_eval, run_export, run_train, stop_ids
+from ddtree.training.pipeline import TrainJob, load_tokenizer, run_eval, run_export, run_train, stop_ids
 from ddtree.training.prompts import Source, load_prompts
+from ddtree.training.report import eval_text
 from ddtree.training.schedule import TrainConfig
 from ddtree.training.synthetic import MASK, VOCAB, make_prompts, make_target
 from ddtree.training.target import load_target, target_identity

@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 
 from ddtree.checkpoint import TargetShape, load_drafter, read_config
-from ddtree.training.pipeline import eval_text, run_eval, run_export, target_shape
+from ddtree.training.pipeline import run_eval, run_export, target_shape
+from ddtree.training.report import eval_text
 from ddtree.training.smoke import LAYER_IDS
 from ddtree.training.target import load_target
 

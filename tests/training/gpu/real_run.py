@@ -31,17 +31,16 @@ from ddtree.training.losses import LossConfig
 from ddtree.training.packing import Plan, Shape
 from ddtree.training.pipeline import (
     TrainJob,
-    eval_text,
     load_tokenizer,
     make_drafter,
     preflight,
-    report,
     run_export,
     stop_ids,
     target_shape,
 )
 from ddtree.training.prompts import load_prompts
 from ddtree.training.replay import replay
+from ddtree.training.report import eval_text, report
 from ddtree.training.schedule import TrainConfig
 from ddtree.training.target import default_layer_ids, load_target, target_identity
 from ddtree.training.tokens import Row, TokenSet, TokenWriter
