@@ -1,4 +1,4 @@
-"""Small installs for the held-out test: the files of a published wheel that matter, edited by text patches in memory."""
+"""Small installs for the held-out test: files of a published wheel that matter, edited by text patches in memory."""
 
 from __future__ import annotations
 
@@ -122,7 +122,9 @@ def _tables(install: Install) -> Install:
 
 
 def _step(entry: str, guard: str = "if metadata.links is not None:") -> str:
-    return indent(f"{_ROWS}{guard}\n" + indent("output_token_ids = " + _CALL.format(entry=entry) + _RETURN, "    "), " " * 8)
+    return indent(
+        f"{_ROWS}{guard}\n" + indent("output_token_ids = " + _CALL.format(entry=entry) + _RETURN, "    "), " " * 8
+    )
 
 
 def own_file(install: Install, walk: Walk) -> Install:
@@ -138,7 +140,8 @@ def v2(install: Install, walk: Walk) -> Install:
     body = (
         "if self.links is not None:\n"
         "    rows = cu_num_logits.shape[0] - 1\n"
-        f"    sampled = {walk.entry}(draft_sampled.view(rows, -1), processed_logits.argmax(-1).view(rows, -1), self.links)\n"
+        "    best = processed_logits.argmax(-1).view(rows, -1)\n"
+        f"    sampled = {walk.entry}(draft_sampled.view(rows, -1), best, self.links)\n"
         "    return processed_logits, sampled, (sampled >= 0).sum(dim=-1)\n"
     )
     install = install.edit(V2_SAMPLER, _V2_STEP, indent(body, " " * 8) + _V2_STEP)
@@ -256,9 +259,9 @@ def plugin_function(install: Install, walk: Walk) -> Install:
 from {module} import {entry}
 
 
-def _stand_in(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits, *rest, **more):
+def _stand_in(draft_token_ids, num_draft_tokens, max_len, cu_num, links, target_logits, *rest, **more):
     rows = len(num_draft_tokens)
-    return {entry}(draft_token_ids.view(rows, -1), target_logits.argmax(-1).view(rows, -1), draft_probs)
+    return {entry}(draft_token_ids.view(rows, -1), target_logits.argmax(-1).view(rows, -1), links)
 
 
 def register():

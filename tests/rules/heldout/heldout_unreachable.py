@@ -12,9 +12,9 @@ SAMPLER = "vllm/v1/sample/rejection_sampler.py"
 
 @dataclass(frozen=True)
 class Dead:
-    """``guard`` is the line in front of the call in ``forward`` (none: no call). ``head`` goes to the end of the sampler
-    file, ``imports`` says whether it imports the walk. ``new`` are further files; ``{module}`` and ``{entry}`` name the
-    walk in all of them. ``envs`` is added to ``vllm/envs.py``'s table."""
+    """``guard`` is the line in front of the call in ``forward`` (none: no call). ``top`` and ``tail`` are added to the
+    sampler's file, ``imports`` says whether it imports the walk. ``new`` are further files; ``{module}`` and
+    ``{entry}`` name the walk in all of them. ``envs`` is added to ``vllm/envs.py``'s table."""
 
     name: str
     guard: str = ""

@@ -489,7 +489,8 @@ WALKS = (
             rows = np.arange(B)
             for j in range(1, N):
                 p = up[:, j]
-                reach[:, j] = np.where((p >= 0) & (ids[:, j] == want[rows, p]) & (reach[rows, p] > 0), reach[rows, p] + 1, 0)
+                good = (p >= 0) & (ids[:, j] == want[rows, p]) & (reach[rows, p] > 0)
+                reach[:, j] = np.where(good, reach[rows, p] + 1, 0)
             out = np.full((B, t.paths.shape[-1] + 1), -1, dtype=np.int64)
             for b in range(B):
                 j = int(reach[b].argmax())
@@ -611,7 +612,8 @@ WALKS = (
                 inherited = alive.gather(1, t.parent.clamp(min=0))
                 alive = torch.where(t.depth == level, inherited & matched, alive)
                 here = alive & (t.depth == level)
-                out[:, level] = torch.where(here.any(1), best.gather(1, here.int().argmax(1, keepdim=True)).squeeze(1), -1)
+                token = best.gather(1, here.int().argmax(1, keepdim=True)).squeeze(1)
+                out[:, level] = torch.where(here.any(1), token, -1)
             return out
         """,
     ),

@@ -1,4 +1,4 @@
-"""Held-out check of the tree-walk answer, written by somebody who has not read the detector: walks, dead walks, look-alikes."""
+"""Held-out check of the tree-walk answer by somebody who has not read the detector: walks, dead walks, look-alikes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def _marked(case: str, *values: Any) -> Any:
 
 
 def _mounted() -> list[Any]:
-    """Every walk in two places; every place with at least four walks."""
+    """Every walk in one place; every place with two or three walks."""
     cases = []
-    every = (*WALKS, *RANDOM_WALKS)
-    for number, walk in enumerate(every):
+    for number, walk in enumerate((*WALKS, *RANDOM_WALKS)):
         usable = [m for m in MOUNTS if not (walk.helpers and m[1].__name__ in ("inline", "pythonpath_shadow"))]
-        for version, mount in {m[1].__name__ + m[0]: m for m in (usable[number % len(usable)], usable[(number * 3 + 5) % len(usable)])}.values():
-            cases.append(_marked(f"{walk.name}-{mount.__name__}-{version}", walk, mount, version))
+        version, mount = usable[number % len(usable)]
+        cases.append(_marked(f"{walk.name}-{mount.__name__}-{version}", walk, mount, version))
     return cases
 
 
@@ -56,7 +55,9 @@ def _verdicts(tree: InstallTree, facts: Path) -> dict[str, Verdict]:
 def _told(verdicts: dict[str, Verdict]) -> str:
     walk = verdicts["tree-walk"]
     places = [f"{e.file}:{e.line} {e.symbol}" for e in walk.evidence]
-    return f"{walk.outcome}: {walk.summary} {places} dismissed: {[(d.file, d.symbol, d.why) for d in walk.dismissed][-4:]}"
+    return (
+        f"{walk.outcome}: {walk.summary} {places} dismissed: {[(d.file, d.symbol, d.why) for d in walk.dismissed][-4:]}"
+    )
 
 
 @pytest.mark.wheel
@@ -72,9 +73,14 @@ def test_walk_is_found(walk: Walk, mount: Mount, version: str, wheel_file: Wheel
     assert verdicts["tree-walk"].outcome == "yes", _told(verdicts)
 
 
-DEAD_WALKS = [
-    (way, WALKS[(number * 5 + shift) % len(WALKS)]) for shift in (0, 9) for number, way in enumerate(DEAD)
+#: What is asked here is whether the walk can run, so these are walks whose shape is in every textbook.
+PLAIN_WALKS = [
+    walk
+    for walk in WALKS
+    if walk.name
+    in ("triton-child-sibling-terse", "generator-over-dicts", "pointer-doubling", "edge-dictionary", "node-objects")
 ]
+DEAD_WALKS = [(way, PLAIN_WALKS[number % len(PLAIN_WALKS)]) for number, way in enumerate(DEAD)]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ def _forest(seed: int, rows: int, nodes: int) -> Links:
         for node in range(nodes):
             children = sorted(kids[row][node].values())
             wide[row, node, : len(children)] = torch.tensor(children, dtype=torch.long)
-            for a, b in zip([None, *children], children):
+            for a, b in zip([None, *children], children, strict=False):
                 if a is None:
                     first[row, node] = b
                 else:
