@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rules.facts.module import read_module
+
 if TYPE_CHECKING:
     import libcst as cst
 
@@ -33,10 +35,9 @@ class Part:
         return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
-@lru_cache(maxsize=8)
 def tree_of(source: bytes) -> ast.Module:
-    """The file as Python's own ``ast``. Raises SyntaxError or ValueError."""
-    return ast.parse(source)
+    """The file as Python's own ``ast``, shared with stage 1. Raises SyntaxError or ValueError."""
+    return read_module(source).tree
 
 
 @lru_cache(maxsize=8)

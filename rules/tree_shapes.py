@@ -6,11 +6,24 @@ otherwise."""
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from rules.facts.module import Function, Module, dotted, read_module
 
 Fact = dict[str, Any]
+
+#: What a function's text must hold to have one of the shapes: only then its nodes are looked at.
+_BUILDS = re.compile(rb"heap|topk")
+_SETS_ROWS = re.compile(rb"\]\s*\|?=(?!=)")
+_MASKS = re.compile(rb"<<|\w\s*,\s*\w+\s*[,\]]|\.append")
+_BIAS = re.compile(rb"_row_ptrs")
+_PASSES = re.compile(rb"(?:bias|mask)\s*=(?!=)")
+_GATHERS = re.compile(
+    rb"\b(?:index_select|gather|take|take_along_dim)\b|\[[^\[\]]*,[^\[\]]*:|\[[^\[\]]*:[^\[\]]*,|,\s*:\s*[\],]"
+    rb"|[\[,]\s*:\s*,|\]\s*,[^\[\]]*:[^\[\]]*\]|[\[,]\s*\.\.\."
+)
+_KERNEL = re.compile(rb"tl\.load")
 
 
 def _last(node: ast.AST) -> str:
@@ -62,6 +75,8 @@ def builds(source: bytes) -> list[Fact]:
     module = read_module(source)
     found: list[Fact] = []
     for function in module.functions:
+        if not function.loops or not _BUILDS.search(module.text(function)):
+            continue
         nodes = _body(module, function)
         loops = [n for n in nodes if isinstance(n, (ast.For, ast.While))]
         for loop in loops:
@@ -153,15 +168,19 @@ def masks(source: bytes) -> list[Fact]:
     module = read_module(source)
     found: list[Fact] = []
     for function in module.functions:
+        text = module.text(function)
+        rows = function.loops and _SETS_ROWS.search(text) is not None and _MASKS.search(text) is not None
+        if not rows and not _BIAS.search(text):
+            continue
         nodes = _body(module, function)
-        if any(isinstance(n, (ast.For, ast.While)) for n in nodes):
+        if rows:
             shape = _mask_rows(nodes) or _mask_ancestors(module, nodes)
             if shape:
                 found.append(_fact("mask", function, shape[1], s=shape[0]))
         bias = _bias(nodes)
         if bias:
             found.append(_fact("bias", function, bias[1], p=bias[0]))
-    if any(f["k"] == "bias" for f in found) or b"bias=" in source or b"mask=" in source:
+    if any(f["k"] == "bias" for f in found) or _PASSES.search(source):
         found += _passed(module)
     return found
 
@@ -316,6 +335,9 @@ def commits(source: bytes) -> list[Fact]:
     module = read_module(source)
     found: list[Fact] = []
     for function in module.functions:
+        text = module.text(function)
+        if not _GATHERS.search(text) and not _KERNEL.search(text):
+            continue
         nodes = _body(module, function)
         line = _moves_rows(nodes) or _moves_in_kernel(nodes)
         if line:

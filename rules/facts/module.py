@@ -290,14 +290,22 @@ def _tour(module: Module, node: ast.AST) -> None:
         value = getattr(node, name, None)
         if value is None:
             continue
-        if type(value) is list:
+        of = type(value)
+        if of is list:
             for item in value:
-                if type(item) in _LEAVES:
+                of = type(item)
+                if of in _LEAVES:
                     tour.append(item)
+                elif of is ast.Attribute and type(item.value) is ast.Name:
+                    tour.append(item)
+                    tour.append(item.value)
                 elif isinstance(item, ast.AST):
                     _tour(module, item)
-        elif type(value) in _LEAVES:
+        elif of in _LEAVES:
             tour.append(value)
+        elif of is ast.Attribute and type(value.value) is ast.Name:
+            tour.append(value)
+            tour.append(value.value)
         elif isinstance(value, ast.AST):
             _tour(module, value)
     if kind in _SPANNED:

@@ -209,7 +209,7 @@ def _worth(module: Module) -> set[str]:
     for function in module.functions:
         if not function.loops:
             text = module.text(function)
-            again = _AGAIN.search(text) or len(re.findall(rb"\b%s\s*\(" % function.name.encode(), text)) > 1
+            again = _AGAIN.search(text) or text.count(function.name.encode()) > 1
             if not again and not (many and _reads_or_asks(text, function, by_name)):
                 continue
         own = has(function)
