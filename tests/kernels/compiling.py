@@ -157,20 +157,23 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
+def main() -> int:
+    """Compile the cases named (or all) for every capability, a line each; 1 when one does not fit."""
     import sys
 
-    names = [n for n in CASES if not sys.argv[1:] or any(n.startswith(a) for a in sys.argv[1:])]
-    for name in names:
+    over = 0
+    for name in sys.argv[1:] or CASES:
         for capability, limit in device.SHARED_LIMIT.items():
             with target(capability) as done:
                 CASES[name]()
             for one in done:
-                fits = "ok  " if one.shared <= limit else "OVER"
+                fits = "ok  " if one.cubin and one.shared <= limit else "OVER"
+                over += fits == "OVER"
                 print(
                     f"{fits} sm_{capability} {name:28} {one.name:10} shared {one.shared:7} {resources(one)}", flush=True
                 )
+    return 1 if over else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
