@@ -1,6 +1,6 @@
 """The kernels compile for compute capability 8.0, 8.6, 8.9 and 9.0 at served sizes, within shared memory.
 
-Each case has a process of its own: whether Triton compiles or interprets is fixed at import, and other tests interpret."""
+Each case has a process of its own: whether Triton compiles or interprets is fixed at import; other tests interpret."""
 
 from __future__ import annotations
 
