@@ -39,7 +39,7 @@ KNOWN: dict[str, str] = {
     "gumbel-tree-triton-plugin_method-0.33.0": _UNSEEN
     + "a range of children by offsets, accepted by probability ratio",
     "kmp-borders": "yes: a failure function built in one loop and followed in the next is taken for a tree",
-    "named-trie-of-bad-words": "rightly no, but the trie that is followed beside the draft tokens is not dismissed by name",
+    "named-trie-of-bad-words": "rightly no, but the trie that is followed beside the draft tokens is not dismissed",
 }
 
 
