@@ -131,6 +131,12 @@ def _judge(
         if hot:
             first = run(ScanContext(tree, dict(rows), Cache(None), []), [r for r in ordered if r.id in _FIRST])
             errors.clear()
+            # Files that are still to come can only add walks: a yes stays, a no is one so far, anything between waits.
+            first = [
+                dataclasses.replace(v, summary=v.summary if v.outcome == "yes" else f"so far: {v.summary}")
+                for v in first
+                if v.outcome in ("yes", "no")
+            ]
         progress(Progress("facts", done, total, tuple(first)))
 
     unreadable = extract_all(tree, tree.files, units, extra, rows, store, report)

@@ -9,25 +9,23 @@ import json
 import lzma
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rules.base import Rule
 from rules.cache import Cache, Row
-from rules.loading import HERE, load_rules, unit_sha
+from rules.limits import TookTooLongError, time_limit
+from rules.loading import HERE, unit_sha
 from rules.tree import InstallTree, SourceFile
 
 PACK = HERE / "data" / "facts.pack"
 _POOL_FROM = 1_500_000  # bytes to parse above which worker processes pay for their start
 _BATCH = 400_000
+_FIRST_BATCHES = 120_000  # of the hot folders: both workers busy from the start, and done early
+_LARGEST = 8_000_000  # bytes; a larger file is generated, and its tree takes more memory than a scan may
 #: Where acceptance lives in every known vLLM: looked at first, for the provisional verdict. Order only: nothing is
 #: left out.
 _HOT = (
@@ -89,10 +87,15 @@ def is_known(row: Row | None, unit: Unit) -> bool:
 def extract_one(unit: Unit, path: str, source: bytes) -> Any:
     if not unit.wants(path, source):
         return []
+    if len(source) > _LARGEST:
+        return {"failed": f"larger than {_LARGEST // 1_000_000} MB", "py": _PY}
     depth = sys.getrecursionlimit()
     sys.setrecursionlimit(max(depth, 4000))  # a sum of a thousand terms is a tree a thousand deep
     try:
-        return unit.extract(path, source)
+        with time_limit():
+            return unit.extract(path, source)
+    except TookTooLongError as error:
+        return {"failed": str(error), "py": _PY}
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         return {"failed": f"{type(error).__name__}: {error}"[:200], "py": _PY}
     except Exception as error:  # a rule's own bug must not cost the other rules their facts
@@ -160,7 +163,7 @@ def extract_all(
                 continue
             batch.append((sha, path, missing, source))
             size += len(source)
-            if size > _BATCH or number + 1 == hot:
+            if size > (_BATCH if number >= hot else _FIRST_BATCHES) or number + 1 == hot:
                 yield batch
                 batch, size = [], 0
         if batch:
@@ -175,18 +178,20 @@ def extract_all(
         was, done = done, done + count
         progress(done, len(todo), was < hot <= done)
 
+    from rules.workers import in_pool, work
+
     total = sum(sizes[sha] for sha, _, _ in todo)
     if total < _POOL_FROM or (os.cpu_count() or 1) < 2:
         was_on = gc.isenabled()
         gc.disable()
         try:
             for batch in batches():
-                take(_work(batch, by_id), len(batch))
+                take(work(batch, by_id), len(batch))
         finally:
             if was_on:
                 gc.enable()
     else:
-        for result, count in _in_pool(batches(), extra, by_id):
+        for result, count in in_pool(batches(), extra, _PY):
             take(result, count)
     cache.put(fresh)
     return unreadable
@@ -194,78 +199,3 @@ def extract_all(
 
 def _heat(file: SourceFile) -> tuple[bool, bool, int]:
     return (file.origin == "vllm" and file.stock, not file.path.startswith(_HOT), -file.size)
-
-
-def _work(batch: list[tuple[str, str, list[str], bytes]], units: dict[str, Unit]) -> list[tuple[str, str, Any]]:
-    return [
-        (sha, name, extract_one(units[name], path, source)) for sha, path, missing, source in batch for name in missing
-    ]
-
-
-_worker_units: dict[str, Unit] = {}
-
-
-def _start_worker(extra: Sequence[Path]) -> None:
-    gc.disable()  # trees of one batch are freed by reference counts; a quarter of the time goes otherwise
-    _worker_units.update({u.id: u for u in units_of(load_rules(extra))})
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
-
-
-def _leave_with_parent(parent: int) -> None:
-    """A scan that is killed leaves no workers behind: they would wait for their queue for ever."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _work_in_worker(batch: list[tuple[str, str, list[str], bytes]]) -> list[tuple[str, str, Any]]:
-    result = _work(batch, _worker_units)
-    gc.collect()
-    return result
-
-
-Batch = list[tuple[str, str, list[str], bytes]]
-
-
-def _in_pool(
-    batches: Iterable[Batch], extra: Sequence[Path], units: dict[str, Unit]
-) -> Iterator[tuple[list[tuple[str, str, Any]], int]]:
-    """The batches' results as they come. A batch whose worker dies is repeated file by file, and the file that kills
-    it is a failed file."""
-    workers = min(os.cpu_count() or 1, 8)
-    source = iter(batches)
-    left: list[Batch] = []
-    with _pool(workers, extra) as pool:
-        running: dict[Future[list[tuple[str, str, Any]]], Batch] = {}
-        try:
-            for batch in source:
-                running[pool.submit(_work_in_worker, batch)] = batch
-                while len(running) >= 2 * workers:
-                    yield from _finished(running)
-            while running:
-                yield from _finished(running)
-        except BrokenProcessPool:
-            left = [*running.values(), *source]
-    for batch in left:
-        for item in batch:
-            try:
-                with _pool(1, extra) as pool:
-                    yield pool.submit(_work_in_worker, [item]).result(timeout=60), 1
-            except (BrokenProcessPool, TimeoutError):
-                why = {"failed": "the parser ran out of memory or time on it", "py": _PY}
-                yield [(item[0], name, why) for name in item[2]], 1
-
-
-def _finished(
-    running: dict[Future[list[tuple[str, str, Any]]], Batch],
-) -> Iterator[tuple[list[tuple[str, str, Any]], int]]:
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        result = future.result()
-        yield result, len(running.pop(future))
-
-
-def _pool(workers: int, extra: Sequence[Path]) -> ProcessPoolExecutor:
-    # Not fork: a scan of several targets runs threads.
-    return ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(tuple(extra),)
-    )

@@ -146,8 +146,8 @@ class Resolver:
                 found.append((file.path, text, under))
         return found
 
-    def constructed(self, path: str, text: str) -> list[tuple[SourceFile, str]]:
-        """Classes that an expression constructs or names."""
+    def constructed(self, path: str, text: str, tables: bool = True) -> list[tuple[SourceFile, str]]:
+        """Classes that an expression constructs or names, those in a table of a module (``KINDS[name](...)``) too."""
         try:
             nodes = list(ast.walk(ast.parse(text, mode="eval")))
         except SyntaxError:
@@ -160,7 +160,23 @@ class Resolver:
                 where = self.resolve(path, name)
                 if where is not None and where[1] and self._is_class(*where) and where not in found:
                     found.append(where)
+                elif where is None and tables and isinstance(node, ast.Name):
+                    place, held = self._table(path, name)
+                    found += [c for c in self.constructed(place, held, False) if c not in found] if held else []
         return found
+
+    def _table(self, path: str, name: str) -> tuple[str, str]:
+        """(file, source text) of a dict or list that a module binds to this name, ("", "") for anything else."""
+        file = self.ctx.file(path)
+        graph = self.graph(file) if file is not None else None
+        if graph is None:
+            return "", ""
+        if name not in graph["consts"]:
+            module, _, name = graph["imports"].get(name, "").partition(":")
+            file = self.module(self.absolute(path, module)) if name else None
+            graph = self.graph(file) if file is not None else None
+        text = str(graph["consts"].get(name, "")) if graph is not None else ""
+        return (file.path, text) if file is not None and text[:1] in ("{", "[", "(") and text else ("", "")
 
     def _is_class(self, file: SourceFile, name: str) -> bool:
         graph = self.graph(file)

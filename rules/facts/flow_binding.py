@@ -23,6 +23,18 @@ class BindingFlow(GraphFlow):
             for part, got in zip(target.elts, values, strict=True):
                 self.bind(part, got, env)
             return
+        if (
+            isinstance(target, (ast.Tuple, ast.List))
+            and isinstance(value, (ast.GeneratorExp, ast.ListComp))
+            and len(value.generators) == 1
+            and isinstance(items := value.generators[0].iter, (ast.Tuple, ast.List))
+            and len(items.elts) == len(target.elts)
+        ):  # a, b = (f(x) for x in (c, d))
+            for part, item in zip(target.elts, items.elts, strict=True):
+                inner = dict(env)
+                self.bind(value.generators[0].target, self.expr(item, env), inner)
+                self.bind(part, self.expr(value.elt, inner), env)
+            return
         self.bind(target, self.expr(value, env), env)
 
     def bind(self, target: ast.expr, value: Value, env: Env, how: str = "store") -> None:

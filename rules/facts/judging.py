@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rules.facts.cycles import cycles
 from rules.facts.flow import Flow
-from rules.facts.values import C, D, Value, reaches
+from rules.facts.values import C, D, I, Value, reaches
 
 EQUALITY = frozenset({"Eq", "NotEq", "In", "NotIn", "Is", "IsNot"})
 BEST = frozenset({"argmax", "argsort", "topk", "sort", "sorted", "max", "nanargmax", "amax"})
@@ -162,7 +162,20 @@ class Judge:
                 return True
             if part.kind == "bin" and part.name == "/" and self.top_reads(part.left) and self.top_reads(part.right):
                 return True
-        return False
+        return self._scaled(node.left, node.right) or self._scaled(node.right, node.left)
+
+    def _scaled(self, product: Value, other: Value) -> bool:
+        """p[node, token] against u * q: three tables, the first read under a token."""
+        tables: set[str] = set()
+        for number in product:
+            part = self.nodes[number]
+            if part.kind == "bin" and part.name == "*" and part.left and part.right:
+                sides = [{self.nodes[r].name for r in self.top_reads(side)} for side in (part.left, part.right)]
+                if all(sides) and sides[0].isdisjoint(sides[1]):
+                    tables = sides[0] | sides[1]
+        reads = [r for r in self.top_reads(other) if self.nodes[r].name not in tables] if tables else []
+        index = [frozenset(t for t, how in self.nodes[r].edges if how == I) for r in reads]
+        return any(self.nodes[r].kind == "read" for i in index for r in self.top_reads(i))
 
     def written(self, loop: int) -> set[str]:
         return {w.root for w in self.flow.writes if w.how in ("store", "append", "aug") and self.inside(w.loop, loop)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rules.facts.judging import EQUALITY, Judge, Walk
 from rules.facts.places import both_tables, direct_reads, made_walk
-from rules.facts.values import DATA_INDEX, C, D, I, L, P
+from rules.facts.values import ALL_EDGES, DATA_INDEX, C, D, I, L, P
 
 LONGEST = (
     200  # lines of a loop that accepts; longer ones are main loops, and what accepts in them has a loop of its own
@@ -22,7 +22,7 @@ def chases(look: Judge, loop: int) -> list[Walk]:
     if here.end - here.line > LONGEST:
         return []
     for part in look.components(loop):
-        written = look.written(loop)
+        written = look.written(loop) | _built_by_chasing(look, loop)
         links = [
             (a, b)
             for a in part
@@ -60,6 +60,22 @@ def chases(look: Judge, loop: int) -> list[Walk]:
             found.append(
                 Walk("chase", here.line, here.end, nodes[keyed].line, tuple(sorted(tables)), accepts=("greedy",))
             )
+    return found
+
+
+def _built_by_chasing(look: Judge, loop: int) -> set[str]:
+    """Tables that another loop of the function fills while it follows them (a failure function): no tree."""
+    nodes, found = look.nodes, set[str]()
+    for other in range(len(look.flow.loops)):
+        written = look.written(other) if other != loop and not look.inside(loop, other) else set()
+        if not written:
+            continue
+        for part in look.components(other):
+            found |= {
+                nodes[a].name
+                for a in part
+                if nodes[a].kind == "read" and any(how == I and b in part for b, how in nodes[a].edges)
+            } & written
     return found
 
 
@@ -167,6 +183,18 @@ def _keyed(look: Judge, part: set[int], links: list[tuple[int, int]], written: s
                     yield link
 
 
+def _decides_place(look: Judge, first: int, same: list[int]) -> bool:
+    """Where another of these comparisons reads was decided by this one (one line of a helper, entered again and
+    again)."""
+    nodes = look.nodes
+    for cmp in same:
+        reads = (*look.top_reads(nodes[cmp].left), *look.top_reads(nodes[cmp].right))
+        index = [t for r in reads for t, how in nodes[r].edges if how == I]
+        if cmp != first and first in look.below(index, ALL_EDGES):
+            return True
+    return False
+
+
 def by_hand(look: Judge) -> list[Walk]:
     """F1 without a loop: the next place read from the same table at the place before, again and again, and the same
     two tables
@@ -175,10 +203,13 @@ def by_hand(look: Judge) -> list[Walk]:
     if len(look.tokens[2]) < 2:
         return []
     chain: set[int] = set()
+    filled = {w.root for w in look.flow.writes if w.how in ("store", "append", "aug")}  # here: not handed in
     for read, node in enumerate(nodes):
-        if node.kind == "read" and not node.name.startswith("."):
+        if node.kind == "read" and not node.name.startswith(".") and node.name not in filled:
             index = frozenset(t for t, how in node.edges if how == I)
-            before = {r for r in direct_reads(look, index) if nodes[r].name == node.name and nodes[r].line != node.line}
+            before = {  # in this round: what comes around a loop is the loop's own question
+                r for r in look.made_of(index) if nodes[r].kind == "read" and nodes[r].name == node.name and r != read
+            }
             if before:
                 chain |= before | {read}
     hits: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
@@ -192,7 +223,7 @@ def by_hand(look: Judge) -> list[Walk]:
             hits.setdefault((look.tops(node.left), look.tops(node.right)), []).append(cmp)
     for same in hits.values():
         lines = {nodes[c].line for c in same}
-        if len(lines) >= 2:
+        if len(lines) >= 2 or any(_decides_place(look, first, same) for first in same):
             return [
                 made_walk(
                     look,

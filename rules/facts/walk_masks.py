@@ -183,7 +183,40 @@ def _read_under_a_table(look: Judge, cmp: int) -> bool:
     node = look.nodes[cmp]
     for read in (*look.top_reads(node.left), *look.top_reads(node.right)):
         index = frozenset(t for t, how in look.nodes[read].edges if how == I)
-        if direct_reads(look, index):
+        if direct_reads(look, index) or any(
+            look.nodes[i].kind == "iter" and not look.nodes[i].name.startswith(".") for i in plain_parts(look, index)
+        ):
+            return True
+    return False
+
+
+def matrix_steps(look: Judge) -> list[Walk]:
+    """W5 as algebra: a matrix of accepted edges (a parent table set against positions, and two token streams set
+    against each other) is applied to the reached nodes again and again."""
+    nodes, flow = look.nodes, look.flow
+    tokens = [c for c in look.tokens[0] if nodes[c].name in EQUALITY]
+    edges = [c for c in look.cmps if nodes[c].name in ("Eq", "In") and _against_positions(look, c)]
+    for number, step in enumerate(nodes) if tokens and edges else ():
+        if step.kind != "bin" or step.name != "@" or step.loop < 0:
+            continue
+        for state, matrix in ((step.left, step.right), (step.right, step.left)):
+            below = look.below(matrix, DATA)
+            token = next((c for c in tokens if c in below), None)
+            if token is None or not any(e in below and e != token for e in edges):
+                continue
+            for phi in flow.loops[step.loop].phis.values():
+                if phi in look.below(state, DATA) and number in look.below([t for t, _ in nodes[phi].edges], DATA):
+                    loop = flow.loops[step.loop]
+                    return [made_walk(look, "parents", loop.line, loop.end, token, both_tables(look, token))]
+    return []
+
+
+def _against_positions(look: Judge, cmp: int) -> bool:
+    """One side is nothing but positions (arange), the other comes from a table."""
+    node = look.nodes[cmp]
+    for mine, other in ((node.left, node.right), (node.right, node.left)):
+        kinds = {look.nodes[i].kind for i in look.below(mine, DATA)}
+        if "affine" in kinds and kinds <= {"affine", "call", "bin"} and look.tops(other):
             return True
     return False
 

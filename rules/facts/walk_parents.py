@@ -14,7 +14,8 @@ def searches(look: Judge, loop: int) -> list[Walk]:
         return []
     found: list[Walk] = []
     for name, phi in here.phis.items():
-        finders = []
+        finders: list[int] = []
+        finder_tables: set[str] = set()
         for cmp in look.cmps:
             node = nodes[cmp]
             if node.name not in ("Eq", "NotEq", "In", "NotIn") or not look.inside(node.loop, loop):
@@ -23,6 +24,7 @@ def searches(look: Judge, loop: int) -> list[Walk]:
                 plain = plain_parts(look, mine)
                 if phi in plain and not plain_parts(look, other) & {phi} and look.tops(other) - {name}:
                     finders.append(cmp)
+                    finder_tables |= look.tops(other)
         if not finders:
             continue
         ends = [t for t, how in nodes[phi].edges if how in (D, P)]
@@ -38,7 +40,6 @@ def searches(look: Judge, loop: int) -> list[Walk]:
             reads = [
                 r for r in (*look.top_reads(node.left), *look.top_reads(node.right)) if nodes[r].name not in written
             ]
-            finder_tables = set().union(*(both_tables(look, f) for f in finders))
             at = [r for r in reads if _at(look, r, {phi})]
             if at and _together(look, cmp, finders, phi) and not both_tables(look, cmp) <= finder_tables:
                 found.append(

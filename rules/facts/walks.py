@@ -21,7 +21,7 @@ from rules.facts.judging import EQUALITY, Judge, Walk
 from rules.facts.places import at_one_place, direct_reads, steps_along
 from rules.facts.values import DATA_INDEX, I
 from rules.facts.walk_chase import by_hand, chases
-from rules.facts.walk_masks import ancestor_bits, ancestor_masks, best_paths, path_loops
+from rules.facts.walk_masks import ancestor_bits, ancestor_masks, best_paths, matrix_steps, path_loops
 from rules.facts.walk_parents import parent_jumps, parent_loops, searches
 
 
@@ -47,6 +47,7 @@ def judge(flow: Flow) -> list[Walk]:
     walks += parent_jumps(look)
     walks += best_paths(look)
     walks += path_loops(look)
+    walks += matrix_steps(look)
     walks += ancestor_masks(look) or ancestor_bits(look)
     by_place: dict[tuple[str, int], Walk] = {}
     for walk in walks:
