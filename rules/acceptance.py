@@ -167,3 +167,11 @@ def item(accept: Accept) -> dict[str, Any]:
     if accept.file.origin != "vllm" or not accept.file.stock:
         entry["origin"] = accept.file.origin if accept.file.origin != "vllm" else "changed file"
     return entry
+
+
+def runners_without_acceptance(ctx: Context) -> tuple[str, ...]:
+    """Runners in force that no accept function belongs to: something is missing there, and a "no" would be a guess."""
+    verdict = ctx.verdicts.get("runner-in-force")
+    wanted = {str(entry.get("runner")) for entry in verdict.items} & {"V1", "V2"} if verdict else set()
+    found = {str(item(a)["runner"]) for kind in ("chain", "walk") for a in accepts(ctx, kind) if a.state != "out"}
+    return () if "plugin" in found else tuple(sorted(wanted - found))

@@ -49,8 +49,19 @@ def rule_files(extra: Sequence[Path] = ()) -> tuple[list[Path], list[Path]]:
     mine: list[Path] = []
     for place in extra:
         found = sorted(place.glob("*.py")) if place.is_dir() else [place]
-        mine += [path for path in found if _IS_RULE.search(path.read_bytes())]
+        mine += [path for path in found if _is_rule(path)]
     return built_in, mine
+
+
+def _is_rule(path: Path) -> bool:
+    """Whether a user's file is a rule and not a helper beside one. Raises ValueError when it does not parse: a question
+    that is silently not asked reads like an answer."""
+    source = path.read_bytes()
+    try:
+        compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} does not parse: {error}") from None
+    return _IS_RULE.search(source) is not None
 
 
 def load_rules(extra: Sequence[Path] = ()) -> list[Rule]:

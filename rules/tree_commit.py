@@ -28,7 +28,7 @@ QUESTION = "Is the accepted path committed by index, not by count?"
 CHANGES_IF = "a plugin or a changed file gathers KV slots by accepted node index"
 NEEDLES = (b"tl.load", b"index_select", b"gather", b"index_copy_", b"copy_", b", :", b":, ", b"...,", b"take")
 _COUNT = re.compile(
-    r"num_computed_tokens\w*(\[[^\]]*\])? *-= *\w*(reject|num_)\w*|num_rejected\w* *= *\w+ *- *num_sampled\w*"
+    r"num_computed_tokens\w*(\[[^\]]*\])? *-= *\w*reject\w*|num_rejected\w* *= *\w+ *- *num_sampled\w*"
 )
 _COUNTED_IN = (
     "vllm/v1/core/sched/scheduler.py",

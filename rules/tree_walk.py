@@ -21,7 +21,17 @@ from __future__ import annotations
 from typing import Any
 
 from reports.model import Confidence, Dismissed, Verdict
-from rules.acceptance import PROSE, accepts, dismiss, evidence, item, near_misses, slice_of, unread_in_slice
+from rules.acceptance import (
+    PROSE,
+    accepts,
+    dismiss,
+    evidence,
+    item,
+    near_misses,
+    runners_without_acceptance,
+    slice_of,
+    unread_in_slice,
+)
 from rules.base import Context, Example
 from rules.examples import ENTRY, REGISTERS, elsewhere, install, plugged_in, subclassed, switched
 from rules.examples_walks import CHAINS, LOOKALIKES, WALKS
@@ -73,8 +83,12 @@ def judge(ctx: Context) -> Verdict:
         switch = off[0].reached.off if off[0].reached else ""
         said = f"{off[0].where()} walks a tree ({PROSE[off[0].shape]}), but only if `{switch}`, which is off as shipped"
         return Verdict(ID, "partial", said + _more(len(off)), **common)
-    if unread or hidden:
-        why = f"could not be read: {', '.join(unread[:3])}" if unread else hidden[0]
+    lost = runners_without_acceptance(ctx)
+    if unread or hidden or lost:
+        if unread:
+            why = f"could not be read: {', '.join(unread[:3])}"
+        else:
+            why = hidden[0] if hidden else f"the {lost[0]} runner is in force, and no accept function of it was found"
         return Verdict(
             ID,
             "unknown",

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Any
 
 from reports.model import Verdict
-from rules.acceptance import PROSE, accepts, dismiss, evidence, item, unread_in_slice
+from rules.acceptance import PROSE, accepts, dismiss, evidence, item, runners_without_acceptance, unread_in_slice
 from rules.base import Context, Example
 from rules.examples import ENTRY, REGISTERS, elsewhere, install, plugged_in, subclassed
 from rules.examples_walks import CHAINS, LOOKALIKES, WALKS
@@ -52,11 +52,14 @@ def judge(ctx: Context) -> Verdict:
     said = ", ".join(f"{n} {shape}" for shape, n in sorted(counted.items())) or "none"
     summary = f"{len(items)} accept functions: {said}"
     roots = ctx.scope().roots
-    complete = bool(roots) and not unread and not hidden
+    lost = runners_without_acceptance(ctx)
+    complete = bool(roots) and not unread and not hidden and not lost
     if not roots:
         summary = "no runner that constructs a sampler was found"
     elif unread:
         summary += f"; could not be read: {', '.join(unread[:3])}"
+    elif lost:
+        summary += f"; the {lost[0]} runner is in force, and no accept function of it was found"
     names = sorted({a.symbol.rpartition(".")[2] for a in found})
     files = sorted({a.file.path for a in found})
     recheck = f"grep -nE '^ *def ({'|'.join(names)})\\(' {' '.join(files)}" if names else ""
