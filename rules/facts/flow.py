@@ -62,6 +62,7 @@ class Flow(StatementFlow):
         self._stack.append(function)
         self._nested.append({})
         self._returns.append([])
+        self._left.append([])
         self.block(function.node.body, env)
         self.returned = frozenset().union(*self._returns[0])
 

@@ -105,6 +105,11 @@ class ExpressionFlow(CallFlow):
                 frozenset({self.add("len", "size", node.lineno, (made, L))}) if node.attr == "size" and made else NONE
             )
         base = self.expr(node.value, env)
+        if node.attr in self.module.properties:
+            call = ast.Call(node, [], [], lineno=node.lineno, col_offset=0)
+            computed = self._inline(call, node, node.attr, base, env)
+            if computed is not None:
+                return computed
         if node.attr in SAME_VALUE:
             return base
         return self._field(base, dotted(node.value), node.attr, node.lineno)

@@ -35,6 +35,7 @@ class GraphFlow:
         self._nested: list[dict[str, tuple[Function, Env]]] = []
         self._lambdas: dict[str, tuple[ast.Lambda, Env]] = {}
         self._returns: list[list[Value]] = []
+        self._left: list[list[Env]] = []  # attributes of self where a function returns
         self._self_calls: list[tuple[Function, dict[str, set[int]]]] = []
         self.truncated = False
         self.returned: Value = NONE

@@ -131,6 +131,7 @@ class InliningFlow(BindingFlow):
         self._stack.append(function)
         self._nested.append({})
         self._returns.append([])
+        self._left.append([])
         under, self.under = self.under, self.under[-2:]
         depth = self.loop
         try:
@@ -140,9 +141,12 @@ class InliningFlow(BindingFlow):
             self._stack.pop()
             self._nested.pop()
             returned = self._returns.pop()
+            left = self._left.pop()
         for attribute, held in inner.items():
             if attribute.startswith("self."):
-                env[attribute] = held
+                env[attribute] = held.union(*(e.get(attribute, NONE) for e in left))
+        for attribute in {n for e in left for n in e if n not in inner}:
+            env[attribute] = frozenset().union(*(e.get(attribute, NONE) for e in left))
         for statement in function.node.body:
             if isinstance(statement, ast.Nonlocal):
                 env.update({n: inner.get(n, NONE) for n in statement.names})

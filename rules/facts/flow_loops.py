@@ -102,6 +102,8 @@ class LoopFlow(ExpressionFlow):
                     attr = func.attr
                     if isinstance(func.value, ast.Name) and func.value.id == "self":
                         names.update(dict.fromkeys(self._set_by(attr)))
+                    elif len(own := self.module.by_method.get(attr, ())) == 1:
+                        names.update(dict.fromkeys(self._set_by(attr, owner=own[0].owner)))
                     if attr in ADD or attr in POP or (attr.endswith("_") and not attr.endswith("__")):
                         names[root_name(func.value)] = None
                     if (attr in STORE or attr.startswith("atomic_") or attr in ("heappush", "heappop")) and node.args:
@@ -120,9 +122,9 @@ class LoopFlow(ExpressionFlow):
         names.pop("", None)
         return list(names)
 
-    def _set_by(self, method: str, hops: int = 2) -> list[str]:
-        """Attributes of self that a method of the same class sets."""
-        owner = next((f.owner for f in reversed(self._stack) if f.owner), "")
+    def _set_by(self, method: str, hops: int = 2, owner: str = "") -> list[str]:
+        """Attributes of self that a method of the same class (or of ``owner``) sets."""
+        owner = owner or next((f.owner for f in reversed(self._stack) if f.owner), "")
         function = self.module.method(owner, method)
         if function is None or function in self._stack:
             return []
@@ -137,5 +139,5 @@ class LoopFlow(ExpressionFlow):
                 and isinstance(node.func, ast.Attribute)
                 and dotted(node.func).startswith("self.")
             ):
-                names += self._set_by(node.func.attr, hops - 1)
+                names += self._set_by(node.func.attr, hops - 1, owner)
         return names

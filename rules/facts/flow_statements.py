@@ -72,6 +72,7 @@ class StatementFlow(LoopFlow):
                 value = self.expr(node.value, env) if node.value is not None else NONE
                 if self._returns:
                     self._returns[-1].append(self._chosen(value, node.lineno))
+                    self._left[-1].append({n: v for n, v in env.items() if n.startswith("self.")})
                 self._exit()
                 return True
             case ast.Raise():

@@ -41,6 +41,7 @@ class Module:
     imports: dict[str, str]  # local name -> dotted origin
     tables: frozenset[str] = frozenset()  # module names bound to a container or to the result of a call
     constants: frozenset[str] = frozenset()  # the other names that the module itself binds
+    properties: set[str] = field(default_factory=set)  # methods that are read like attributes
     sets: bool = False  # a statement sets an attribute of something that the file imports or defines
     path: str = ""  # where it is in the install, for whoever resolves imports
     whole: bool = False  # the tour covers the file, in order
@@ -191,6 +192,8 @@ def _define(
             function = Function(node, node.name, name, owner, params=params)
             module.functions.append(function)
             module.by_node[id(node)] = function
+            if owner and any(dotted(d).endswith("property") for d in node.decorator_list):
+                module.properties.add(node.name)
             if owner:
                 module.methods.setdefault(owner, {}).setdefault(node.name, function)
                 module.by_method.setdefault(node.name, []).append(function)
