@@ -36,9 +36,17 @@ def info(as_json: bool) -> int:
 
 def clear(wheels: bool) -> int:
     folder = cache_dir()
+    if not folder.is_dir():
+        print(f"nothing to clear: {folder} does not exist")
+        return DONE
     for name in _PARTS:
-        if name != "wheels" or wheels:
-            shutil.rmtree(folder / name, ignore_errors=True)
+        part = folder / name
+        if (name == "wheels" and not wheels) or not part.is_dir():
+            continue
+        if part.is_symlink():
+            print(f"{part} is a link: what it leads to is kept")
+        else:
+            shutil.rmtree(part)
     print(f"cleared {folder}" + ("" if wheels else " (wheels are kept: --wheels removes them too)"))
     return DONE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ def diff(
     """Which answers moved between two audits (two hosts, two versions, before and after an upgrade), and by which
     files."""
     from audit_cli import kept, paths
-    from audit_cli.store import write_atomic
+    from audit_cli.output import put
     from reports import diff as difference
     from reports.model import SCHEMA_VERSION
     from reports.redact import redact as without_names
@@ -38,10 +37,5 @@ def diff(
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
     else:
         text = difference.render(old, new)
-    data = text.encode("utf-8", "backslashreplace")
-    if out is not None:
-        write_atomic(out, data, mode=0o644)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+    put(text, out)
     return DONE

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from audit_cli.disk import naming
 from audit_cli.errors import DONE, FOUND, usage
 from audit_cli.parameters import Rules
 
@@ -58,7 +59,8 @@ def new(
     path = folder / _authoring("file_name", rule)
     if path.exists():
         raise usage(f"{path} is there already", "", "choose another id, or another folder with --in")
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with naming(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     print(f"{path}: edit it, then `ddaudit rules test {rule} --rules {folder}`")
     return DONE

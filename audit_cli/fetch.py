@@ -3,13 +3,13 @@ sha256 and stored under it."""
 
 from __future__ import annotations
 
-import errno
 import secrets
 import struct
 import zlib
 from collections.abc import Callable, Sequence
 
-from audit_cli.errors import DdauditError, host
+from audit_cli.disk import in_words
+from audit_cli.errors import host
 from audit_cli.inventory import Found
 from audit_cli.remote import failed, literal, stream
 from audit_cli.store import Store
@@ -91,7 +91,7 @@ class Receiver:
             except ValueError:
                 self.lost[found.sha256] = "it changed while the scan ran"
             except OSError as error:
-                raise disk_full(error) or error from None
+                raise in_words(error) from None
             at += size
             self.got += 1
             self._progress(self.got, len(self._wanted))
@@ -124,16 +124,3 @@ def fetch(
     if not receiver.finished:
         raise failed(result, transport, python)
     return receiver.lost
-
-
-def disk_full(error: OSError) -> DdauditError | None:
-    """The error for people when ``error`` says that there is no room, else None."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        where = error.filename or "the cache folder"
-        return host(
-            "disk-full",
-            "the disk is full",
-            f"writing to {where} failed",
-            "free some space, `ddaudit cache clear`, or set DDAUDIT_CACHE_DIR",
-        )
-    return None

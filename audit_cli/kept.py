@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from audit_cli.console import Console
+from audit_cli.disk import in_words, naming
 from audit_cli.errors import usage
 from audit_cli.store import write_atomic
 from reports.model import Audit, audit_from_json, to_json
@@ -16,13 +18,24 @@ def keep(audit: Audit, folder: Path) -> Path:
     stamp = re.sub(r"[-:]|\+00:00|\.\d+", "", audit.made.at).replace("T", "-")[:15]
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", audit.target.spec.rstrip("/").rsplit("/", 1)[-1]).strip("-.")[:60]
     data = json.dumps(to_json(audit), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path, number = folder / f"{stamp}-{slug}.json", 1
     while path.exists():
         number += 1
         path = folder / f"{stamp}-{slug}-{number}.json"
     write_atomic(path, data)
     return path
+
+
+def keep_or_warn(audit: Audit, folder: Path, console: Console) -> Path | None:
+    """``keep``, but a folder that can't be written costs only the copy, not the answer that was just made."""
+    try:
+        return keep(audit, folder)
+    except OSError as error:
+        said = in_words(error)
+        console.warn(f"the audit is not kept: {said.what} ({said.why}); {said.hint}")
+        return None
 
 
 def find(name: str, folder: Path) -> Path:

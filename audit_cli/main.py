@@ -14,6 +14,7 @@ import typer
 
 from audit_cli import __version__, command_diff, command_lint, command_rules
 from audit_cli.console import Console
+from audit_cli.disk import drop_stdout, naming_stdout
 from audit_cli.errors import DONE, FOUND, HOST, INCOMPLETE, INTERRUPTED, USAGE, DdauditError
 from audit_cli.parameters import (
     Backend,
@@ -59,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
         code = typer.main.get_command(app).main(list(arguments), prog_name="ddaudit", standalone_mode=False)
         if code == INTERRUPTED:  # typer turns ^C into this exit code by itself
             raise KeyboardInterrupt
+        with naming_stdout():
+            sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except DdauditError as error:
         if console.verbose == 2:
@@ -78,16 +81,16 @@ def run(arguments: Sequence[str]) -> int:
             os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return DONE
     except OSError as error:
-        from audit_cli.fetch import disk_full
+        from audit_cli.disk import in_words
 
         if console.verbose == 2:
             raise
-        full = disk_full(error)
-        other = DdauditError("os", error.strerror or str(error), str(error.filename or ""), "-vv shows where", HOST)
-        return _fail(console, full or other, as_json)
+        if error.filename is None:  # print's
+            drop_stdout()
+        return _fail(console, in_words(error), as_json)
     except Exception as error:  # a bug of ours: exit 1 is for --fail-on, so it may not end with that
         if console.verbose == 2:
             raise
@@ -170,7 +173,7 @@ def scan(
     if len(wanted) > 1 or inventory is not None:
         return show_fleet(wanted, console, tuple(rules or ()), conditions, form=form, out=out, redact=redact)
     audit = scan_target(*wanted[0], console, tuple(rules or ()))
-    saved = kept.keep(audit, paths.state_dir() / "audits")
+    saved = kept.keep_or_warn(audit, paths.state_dir() / "audits", console)
     show(audit, console, form=form, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):
         return INCOMPLETE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from audit_cli.console import Console
+from audit_cli.disk import STDOUT, in_words, naming_stdout
 from audit_cli.errors import DONE, FOUND, usage
 from audit_cli.store import write_atomic
 from reports.model import VERDICT_IDS, Audit, to_json
@@ -51,21 +52,33 @@ def show(
         from reports.markdown import render
 
         text = render(audit)
-    _put(text, out)
-    if saved is not None and not console.quiet:
+    try:
+        put(text, out)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or (error.filename == STDOUT and saved is None):
+            raise
+        said = in_words(error)
+        if saved is None:  # the file can't be written, and no copy is kept: the answer must not be lost
+            put(text, None)
+        else:
+            said.hint += f"; the audit is kept: `ddaudit report {saved.stem}` shows it"
+        raise said from None
+    if not console.quiet:
         _summary(audit, console, out, saved)
 
 
-def _put(text: str, out: Path | None) -> None:
+def put(text: str, out: Path | None) -> None:
+    """To the file, or to standard output. Raises OSError that names it."""
     data = text.encode("utf-8", "backslashreplace")
     if out is not None:
         write_atomic(out, data, mode=0o644)
     else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        with naming_stdout():
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
 
 
-def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> None:
+def _summary(audit: Audit, console: Console, out: Path | None, saved: Path | None) -> None:
     console.end_phase()
     if console.tty:
         from rich.console import Console as Rich
@@ -78,9 +91,10 @@ def _summary(audit: Audit, console: Console, out: Path | None, saved: Path) -> N
 
         for line in lines(audit):
             console.say(line)
-    console.say(
-        f"report: {out}" if out else f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again"
-    )
+    if out:
+        console.say(f"report: {out}")
+    elif saved:
+        console.say(f"audit kept as {saved.stem}: `ddaudit report {saved.stem}` shows it again")
 
 
 def with_runs(audit: Audit, runs: Sequence[Path]) -> Audit:
@@ -127,11 +141,11 @@ def show_fleet(
     outcomes = []
     for outcome in fleet.scan_all(wanted, console, rules):
         if outcome.audit is not None:
-            kept.keep(outcome.audit, paths.state_dir() / "audits")
+            kept.keep_or_warn(outcome.audit, paths.state_dir() / "audits", console)
         outcomes.append(outcome)
     order = {id(spec): number for number, (spec, _) in enumerate(wanted)}
     outcomes.sort(key=lambda o: order[id(o.spec)])
-    _put(fleet.as_json(outcomes, redact) if form == "json" else fleet.matrix(outcomes, redact), out)
+    put(fleet.as_json(outcomes, redact) if form == "json" else fleet.matrix(outcomes, redact), out)
     if out is not None:
         console.say(f"matrix: {out}")
     code = fleet.exit_code(outcomes)

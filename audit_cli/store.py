@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from audit_cli.disk import naming
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,25 +44,25 @@ class Store:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError("bytes and sha256 differ")
         path = self.path(sha256)
-        if sha256[:2] not in self._made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._made.add(sha256[:2])
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with naming(path):
+            if sha256[:2] not in self._made:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._made.add(sha256[:2])
+            _write(path, data, 0o600)
 
     def objects(self) -> Iterator[Path]:
         return (path for path in self.folder.glob("??/*") if _SHA256.fullmatch(path.name))
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, readable by its owner alone unless ``mode`` says more."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file whole or not at all, readable by its owner alone unless ``mode`` says more. Raises OSError that
+    names ``path``."""
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, data, mode)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 import tomllib
 
 import audit_cli
+from audit_cli.disk import in_words
 from reports.markdown import render
 from reports.model import VERDICT_IDS, audit_from_json
 from tests.audit_cli.installs import REPO, audit_of, ddaudit, write
@@ -105,6 +107,41 @@ def test_out_writes_the_report_and_leaves_stdout_empty(home: Path, tmp_path: Pat
     assert (tmp_path / "new" / "report.md").read_text().startswith("#")
     assert done.stderr.rstrip().endswith(f"report: {tmp_path / 'new' / 'report.md'}")
     assert "\x1b" not in done.stderr
+
+
+def test_a_state_folder_that_cannot_be_written_does_not_cost_the_answer(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")  # a folder below a file can't be made, not even by root
+    install = write(tmp_path / "site")
+    done = ddaudit("scan", f"dir:{install}", "--json", env={"DDAUDIT_STATE_DIR": str(tmp_path / "file" / "state")})
+    assert done.returncode == 0 and audit_of(done)["verdicts"]
+    assert "warning: the audit is not kept" in done.stderr
+
+
+def test_a_full_standard_output_is_named_and_the_audit_is_kept(home: Path, tmp_path: Path) -> None:
+    install = write(tmp_path / "site")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "audit_cli"]
+        done, listed = (
+            subprocess.run([*command, *rest], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPO, check=False)
+            for rest in (["scan", f"dir:{install}"], ["rules", "list"])
+        )
+    assert done.returncode == 3 and done.stderr.startswith("error: standard output can't be written\n")
+    assert "DDAUDIT_CACHE_DIR" not in done.stderr and "the audit is kept" in done.stderr
+    assert ddaudit("report", "last").returncode == 0
+    assert listed.returncode == 3 and listed.stderr.startswith("error: standard output can't be written\n")
+
+
+def test_an_out_file_that_cannot_be_written_is_named(home: Path, tmp_path: Path) -> None:
+    done = ddaudit("scan", f"dir:{write(tmp_path / 'site')}", "--out", "/dev/full/x.md")
+    assert done.returncode != 0 and "/dev/full" in done.stderr and ".new-" not in done.stderr
+
+
+def test_a_full_folder_is_named_with_the_variable_that_moves_it(home: Path) -> None:
+    for folder, variable in (("cache", "DDAUDIT_CACHE_DIR"), ("state", "DDAUDIT_STATE_DIR")):
+        for number, code in ((errno.ENOSPC, "disk-full"), (errno.EROFS, "no-write")):
+            said = in_words(OSError(number, os.strerror(number), str(home / folder / "x" / "y")))
+            assert said.code == code and variable in said.hint and f"the {folder} folder" in said.what
+    assert "DDAUDIT" not in in_words(OSError(errno.ENOSPC, "full", "/else/where.md")).hint
 
 
 def test_redact_leaves_paths_out(home: Path, tmp_path: Path) -> None:
