@@ -37,6 +37,7 @@ class ScanContext:
         self._sorted = sorted(tree.files, key=lambda f: (f.origin == "vllm" and f.stock, f.path))
         self._text: dict[str, list[str]] = {}
         self._new_graphs: dict[str, Row] = {}
+        self.links: dict[Any, Any] = {}  # what rules.resolver and rules.following found, for all that ask again
 
     def facts(self, rule_id: str) -> list[tuple[SourceFile, list[Fact]]]:
         """Facts of that unit ("shapes" is stage 1), only of files that Python would import, plugins and changed

@@ -79,6 +79,14 @@ class Follower(Resolver):
         return edges
 
     def _targets(self, path: str, qual: str, name: str, graph: dict[str, Any]) -> list[Key]:
+        """Functions that a name in this function leads to; each is asked for many times in one scan."""
+        key = ("targets", path, qual, name)
+        if key not in self.ctx.links:
+            self.ctx.links[key] = self._find_targets(path, qual, name, graph)
+        found: list[Key] = self.ctx.links[key]
+        return found
+
+    def _find_targets(self, path: str, qual: str, name: str, graph: dict[str, Any]) -> list[Key]:
         if name.startswith("'"):
             text = name[1:].replace(":", ".")
             where = (

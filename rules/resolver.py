@@ -120,6 +120,14 @@ class Resolver:
     # ---- classes
 
     def mro(self, path: str, name: str, hops: int = 6) -> list[tuple[SourceFile, str]]:
+        """A class and what it inherits from, as far as it is in the install."""
+        key = ("mro", path, name, hops)
+        if key not in self.ctx.links:
+            self.ctx.links[key] = self._find_mro(path, name, hops)
+        found: list[tuple[SourceFile, str]] = self.ctx.links[key]
+        return found
+
+    def _find_mro(self, path: str, name: str, hops: int) -> list[tuple[SourceFile, str]]:
         found = self.resolve(path, name)
         if found is None or hops == 0:
             return []
@@ -188,7 +196,11 @@ class Resolver:
         if not conditions:
             return ""
         path, qual = key
-        return switched_off(conditions, lambda name: self._bound(path, qual, name), self.ctx.tree.environment)
+        asked = ("off", path, qual, *conditions)
+        if asked not in self.ctx.links:
+            environment = self.ctx.tree.environment
+            self.ctx.links[asked] = switched_off(conditions, lambda name: self._bound(path, qual, name), environment)
+        return str(self.ctx.links[asked])
 
     def _bound(self, path: str, qual: str, name: str) -> str | None:
         """The source text that a name in a function is bound to, when it is bound once."""

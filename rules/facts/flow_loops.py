@@ -102,7 +102,7 @@ class LoopFlow(ExpressionFlow):
                     attr = func.attr
                     if isinstance(func.value, ast.Name) and func.value.id == "self":
                         names.update(dict.fromkeys(self._set_by(attr)))
-                    elif len(own := self.module.by_method.get(attr, ())) == 1:
+                    elif len(own := self.module.by_method.get(attr, [])) == 1:
                         names.update(dict.fromkeys(self._set_by(attr, owner=own[0].owner)))
                     if attr in ADD or attr in POP or (attr.endswith("_") and not attr.endswith("__")):
                         names[root_name(func.value)] = None
