@@ -9,10 +9,15 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line; exits with the code of the contract."""
-    _refuse_foreign_packages()
-    from audit_cli.main import run
+    try:
+        _refuse_foreign_packages()
+        from audit_cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command line could take it
+        print("interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)
 
 
 def _refuse_foreign_packages() -> None:

@@ -60,7 +60,11 @@ def warm(targets: Sequence[str], console: Console) -> int:
     specs = [parse(text) for text in targets]
     for spec in specs:
         if spec.kind not in ("pypi", "wheel"):
-            raise usage(f"{spec.text} is no release", "", "warm pypi:vllm==VERSION or wheel:FILE")
+            raise usage(
+                f"{spec.text} is no release",
+                "only releases and wheels are read ahead",
+                "warm pypi:vllm==VERSION or wheel:FILE",
+            )
     for spec in specs:
         audit = scan_target(spec, Options(cache_dir()), console)
         print(f"{spec.text}: {audit.made.files_parsed_now:,} files read in {audit.made.seconds:.1f} s")

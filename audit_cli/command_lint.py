@@ -39,9 +39,17 @@ def lint(
     from audit_cli import linting
 
     if fail_on not in ("", "error", "warning"):
-        raise usage(f"--fail-on {fail_on} says nothing here", "", "--fail-on error, or warning")
+        raise usage(
+            f"--fail-on {fail_on} says nothing here",
+            "findings are errors, warnings or remarks",
+            "--fail-on error, or warning",
+        )
     if not (install or target or drafter or serve_args):
-        raise usage("there is nothing to lint", "", "give --install, --target, --drafter or --serve-args")
+        raise usage(
+            "there is nothing to lint",
+            "no option names anything",
+            "give --install, --target, --drafter or --serve-args",
+        )
     flags = linting.serve_flags(serve_args) if serve_args else None
     there = tuple(name for name in (target, drafter) if name and not name.startswith("local:"))
     how = options(venv, [], identity, ssh_config, host_key, ssh_backend, probe=True, models=there)

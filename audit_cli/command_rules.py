@@ -58,7 +58,9 @@ def new(
     text = _authoring("new_rule", rule)
     path = folder / _authoring("file_name", rule)
     if path.exists():
-        raise usage(f"{path} is there already", "", "choose another id, or another folder with --in")
+        raise usage(
+            f"{path} is there already", "it is not overwritten", "choose another id, or another folder with --in"
+        )
     with naming(path):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

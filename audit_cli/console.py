@@ -37,6 +37,7 @@ class Console:
     def phase(self, name: str) -> None:
         """Begin a step. Without a terminal each step leaves one line, with its seconds, when the next one begins."""
         self.end_phase()
+        name = one_line(name)
         self._phase, self._since = name, time.monotonic()
         if self.tty and not self.quiet:
             self._draw(f"{name} …")
@@ -67,8 +68,10 @@ class Console:
             from rich.live import Live
             from rich.text import Text
 
+            # NO_COLOR means no bold and no dim either
+            rich = Rich(stderr=True, color_system="auto" if self.colour else None)
             self._text = Text
-            self._live = Live(console=Rich(stderr=True), refresh_per_second=8, transient=True)
+            self._live = Live(console=rich, refresh_per_second=8, transient=True)
             self._live.start()
         self._live.update(self._text(text, style="dim"))
 

@@ -43,7 +43,7 @@ def read_inventory(path: Path, options: Options) -> list[tuple[Spec, Options]]:
         raise usage(f"{path} can't be read", str(error).splitlines()[0], "a YAML list of targets") from None
     rows = data.get("hosts") if isinstance(data, dict) else data
     if not isinstance(rows, list) or not rows:
-        raise usage(f"{path} names no targets", "", "a list of targets, or `hosts:` with one")
+        raise usage(f"{path} names no targets", "a list is wanted", "a list of targets, or `hosts:` with one")
     return [_entry(row, path, options) for row in rows]
 
 
@@ -51,7 +51,9 @@ def _entry(row: Any, path: Path, options: Options) -> tuple[Spec, Options]:
     if isinstance(row, str):
         return parse(row), options
     if not isinstance(row, dict) or not isinstance(row.get("target"), str):
-        raise usage(f"{path}: {str(row)[:80]} is no target", "", "a string, or an object with `target`")
+        raise usage(
+            f"{path}: {str(row)[:80]} is no target", "each entry names one", "a string, or an object with `target`"
+        )
     unknown = sorted(set(map(str, row)) - _KEYS)
     if unknown:
         raise usage(

@@ -33,7 +33,11 @@ _GIVE_VENV = "name the folder that holds bin/python: --venv PATH"
 
 
 def connect(spec: Spec, options: Options, console: Console) -> Transport:
-    """The way to the target, connected. Raises DdauditError (exit 3)."""
+    """The way to the target, connected. Raises DdauditError (exit 3; exit 2 when an option names no file)."""
+    if spec.kind == "ssh":
+        for option, name in (("-i", options.identity), ("-F", options.ssh_config)):
+            if name and name != "none" and not Path(name).expanduser().exists():
+                raise usage(f"{option} {name} can't be used", "there is no such file", "check the spelling")
     if spec.kind == "local":
         transport: Transport = Pipe("local", lambda argv: inside(argv, options))
     elif options.ssh_backend == "openssh":

@@ -61,7 +61,7 @@ def find(name: str, folder: Path) -> Path:
     raise usage(
         f"no audit {name[:100]}",
         f"it is no file, and none in {folder} begins so",
-        "try `last`, or a .json file that --json made",
+        "`last`, or a .json file that --json made",
     )
 
 

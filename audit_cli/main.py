@@ -74,7 +74,8 @@ def run(arguments: Sequence[str]) -> int:
             print(error.format_message())
             return USAGE
         name = error.ctx.command_path if error.ctx else "ddaudit"
-        return _fail(console, DdauditError("usage", error.format_message(), "", f"{name} --help", USAGE), as_json)
+        why = error.ctx.get_usage().replace("Usage: ", "it is used as: ") if error.ctx else ""
+        return _fail(console, DdauditError("usage", error.format_message(), why, f"{name} --help", USAGE), as_json)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr, flush=True)
         if threading.active_count() > 1:  # scans of other hosts: their links close with us
@@ -140,7 +141,10 @@ def scan(
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
-            "--fail-on", metavar="ID=OUTCOME", help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable)."
+            "--fail-on",
+            metavar="ID=OUTCOME",
+            help="Exit 1 on this answer: tree-walk=no, path=retrain (repeatable). An incomplete scan exits 4 all"
+            " the same.",
         ),
     ] = None,
     identity: Identity = "",
@@ -154,7 +158,7 @@ def scan(
     """What vLLM is there, what it can do with trees, and which path fits: a report with evidence."""
     from audit_cli import kept, paths
     from audit_cli.output import fails, output_form, show, show_fleet
-    from audit_cli.scan import is_incomplete, scan_target
+    from audit_cli.scan import is_incomplete, scan_target, unheard
     from audit_cli.targets import parse
 
     console = Console(verbose, quiet=as_json and not sys.stderr.isatty() and not verbose)
@@ -169,10 +173,14 @@ def scan(
 
         wanted += read_inventory(inventory, how)
     if not wanted:
-        raise DdauditError("usage", "no target was given", "", "try pypi:vllm==0.33.0, or user@host")
+        raise DdauditError(
+            "usage", "no target was given", "a scan looks at one or more", "pypi:vllm==0.33.0, or user@host"
+        )
     if len(wanted) > 1 or inventory is not None:
         return show_fleet(wanted, console, tuple(rules or ()), conditions, form=form, out=out, redact=redact)
     audit = scan_target(*wanted[0], console, tuple(rules or ()))
+    for line in unheard(audit):
+        console.warn(line)
     saved = kept.keep_or_warn(audit, paths.state_dir() / "audits", console)
     show(audit, console, form=form, out=out, redact=redact, saved=saved)
     if is_incomplete(audit):
@@ -261,7 +269,9 @@ def recheck(
     from audit_cli.targets import parse
 
     if fail_on not in ("", "changed"):
-        raise DdauditError("usage", f"--fail-on {fail_on} says nothing here", "", "--fail-on changed")
+        raise DdauditError(
+            "usage", f"--fail-on {fail_on} says nothing here", "a recheck knows one condition", "--fail-on changed"
+        )
     console = Console(verbose, quiet=as_json)
     folder = paths.state_dir() / "audits"
     path = kept.find(audit, folder)
@@ -300,7 +310,9 @@ def doctor(
     if target:
         spec = parse(target)
         if spec.kind not in ("ssh", "local"):
-            raise DdauditError("usage", f"{target} is no host", "", "give user@host, or local")
+            raise DdauditError(
+                "usage", f"{target} is no host", "only a host can be looked at", "give user@host, or local"
+            )
         found.append(checks.there(spec, how, Console(verbose, quiet=True)))
     for check in (check for group in found for check in group):
         print(check.line(), flush=True)

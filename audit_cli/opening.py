@@ -79,7 +79,11 @@ def open_target(spec: Spec, options: Options, console: Console) -> Opened:
 
 def _open_wheel(spec: Spec, options: Options, console: Console) -> Opened:
     if options.venv or options.pythonpath:
-        raise usage("--venv and --pythonpath say nothing about a wheel", "", "use them with a host or with local")
+        raise usage(
+            "--venv and --pythonpath say nothing about a wheel",
+            "no environment goes with it",
+            "use them with a host or with local",
+        )
     if spec.kind == "pypi":
         console.phase(f"Fetching {spec.what}")
         path = wheel_for(spec.what, options.cache / "wheels")
@@ -94,9 +98,18 @@ def _open_wheel(spec: Spec, options: Options, console: Console) -> Opened:
 def _open_dir(spec: Spec, options: Options, console: Console) -> Opened:
     path = Path(spec.what).expanduser()
     if options.venv or options.pythonpath:
-        raise usage("--venv and --pythonpath say nothing about a folder", "", "use them with a host or with local")
+        raise usage(
+            "--venv and --pythonpath say nothing about a folder",
+            "no environment goes with it",
+            "use them with a host or with local",
+        )
     if not path.exists():
-        raise host("no-folder", f"{path} does not exist", "", "give a site-packages folder, or a tarball of one")
+        raise host(
+            "no-folder",
+            f"{path} does not exist",
+            "there is no such file or folder on this machine",
+            "give a site-packages folder, or a tarball of one",
+        )
     console.phase(f"Reading {path.name}")
     if path.is_file():
         store = Store(options.cache / "files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -25,9 +26,15 @@ _PATHS = ("native", "standalone", "retrain", "chain", "none")
 
 
 def output_form(as_json: bool, sarif: bool) -> Form:
-    """Raises DdauditError (exit 2) when both are wanted."""
+    """Raises DdauditError (exit 2) when both are wanted, or a library is missing:
+    before the scan, not after it."""
     if as_json and sarif:
-        raise usage("--json and --sarif are two forms of the same", "", "choose one")
+        raise usage("--json and --sarif do not go together", "each is a form of the whole report", "choose one")
+    if sarif:
+        try:
+            importlib.import_module("sarif_pydantic")
+        except ModuleNotFoundError as error:
+            raise usage("SARIF needs a library that is not here", str(error), "pip install '.[sarif]'") from None
     return "json" if as_json else "sarif" if sarif else "markdown"
 
 
@@ -44,10 +51,7 @@ def show(
     elif form == "sarif":
         from reports import sarif
 
-        try:
-            text = sarif.render(audit)
-        except ModuleNotFoundError as error:
-            raise usage("SARIF needs a library that is not here", str(error), "install ddaudit[sarif]") from None
+        text = sarif.render(audit)
     else:
         from reports.markdown import render
 
@@ -85,7 +89,7 @@ def _summary(audit: Audit, console: Console, out: Path | None, saved: Path | Non
 
         from reports.terminal import render
 
-        Rich(stderr=True).print(render(audit))
+        Rich(stderr=True, color_system="auto" if console.colour else None).print(render(audit))
     else:
         from reports.summary import lines
 
@@ -105,7 +109,10 @@ def with_runs(audit: Audit, runs: Sequence[Path]) -> Audit:
     measured = None
     for path in runs:
         try:
-            found = from_bench(json.loads(path.read_bytes()))
+            data = json.loads(path.read_bytes())
+            if not isinstance(data.get("results"), list):
+                raise ValueError("it has no list `results`")
+            found = from_bench(data)
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise usage(
                 f"{path} is no bench result", str(error)[:200], "give a file that a bench run wrote as JSON"
@@ -137,7 +144,9 @@ def show_fleet(
     from audit_cli import fleet, kept, paths
 
     if form == "sarif":
-        raise usage("--sarif is for one target", "", "`ddaudit report ID --sarif` makes one of each audit")
+        raise usage(
+            "--sarif is for one target", "a log holds one audit", "`ddaudit report ID --sarif` makes one of each audit"
+        )
     outcomes = []
     for outcome in fleet.scan_all(wanted, console, rules):
         if outcome.audit is not None:
@@ -163,11 +172,11 @@ def fails(text: str) -> Callable[[Audit], bool]:
     if not equals or wanted not in _OUTCOMES:
         raise usage(
             f"--fail-on {text[:100]} says nothing",
-            "",
+            "it is no answer and no path",
             f"write ID=OUTCOME with one of {', '.join(_OUTCOMES)}, or path={'|'.join(_PATHS)}",
         )
     if id not in VERDICT_IDS:
-        raise usage(f"--fail-on: there is no answer {id[:60]}", "", f"one of {', '.join(VERDICT_IDS)}")
+        raise usage(f"--fail-on: there is no answer {id[:60]}", "no rule gives it", f"one of {', '.join(VERDICT_IDS)}")
 
     def condition(audit: Audit) -> bool:
         verdict = audit.verdict(id)

@@ -22,7 +22,21 @@ Targets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the report.")]
 Sarif = Annotated[bool, typer.Option("--sarif", help="SARIF 2.1.0 on stdout instead of the report.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False)]
+
+
+def _in_a_folder(out: Path | None) -> Path | None:
+    """Refused before the scan: a folder that is not there is a typing error more often than a wish."""
+    if out is not None and not out.parent.is_dir():
+        raise usage(
+            f"--out {out} can't be written", f"there is no folder {out.parent}", "make it, or name another file"
+        )
+    return out
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the report to this file.", dir_okay=False, callback=_in_a_folder),
+]
 Redact = Annotated[bool, typer.Option("--redact", help="Leave hosts, users and paths out of the report.")]
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="A folder of rules of your own (repeatable).", exists=True)
@@ -70,6 +84,6 @@ def options(
     from audit_cli import opening, paths
 
     if ssh_backend not in ("paramiko", "openssh"):
-        raise usage(f"--ssh-backend {ssh_backend} is not known", "", "paramiko or openssh")
+        raise usage(f"--ssh-backend {ssh_backend} is not known", "there are two", "paramiko, or openssh")
     where = (paths.cache_dir(), venv, tuple(pythonpath or ()))
     return opening.Options(*where, identity, ssh_config, host_key, ssh_backend, container, sudo, probe, models)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audit_cli import __version__
-from audit_cli.console import Console
+from audit_cli.console import Console, one_line
 from audit_cli.errors import usage
 from audit_cli.inventory import Inventory, tree_of
 from audit_cli.opening import Opened, Options, open_target
@@ -115,6 +115,18 @@ def _notices(inventory: Inventory) -> list[dict[str, Any]]:
             }
         )
     return notices
+
+
+def unheard(audit: Audit) -> list[str]:
+    """What the user named and the target does not have: folders of --pythonpath, models."""
+    said = [str(error["message"]) for error in audit.errors if error["code"] == "no-folder"]
+    for probe in audit.probes:
+        models = probe.facts.get("models") if probe.id == "models" else None
+        for name, found in models.items() if isinstance(models, dict) else ():
+            if isinstance(found, dict) and not found.get("folder"):
+                why = next((str(why) for _, why in found.get("problems", ())), "it was not found")
+                said.append(f"--model {name} was not read: {why}")
+    return [one_line(text) for text in said]
 
 
 def is_incomplete(audit: Audit) -> bool:

@@ -36,8 +36,8 @@ def parse(text: str) -> Spec:
         if not rest:
             raise usage(
                 f"{text} names nothing",
-                "",
-                {"pypi": "try pypi:vllm==0.33.0", "wheel": "give wheel:FILE", "dir": "give dir:SITE_PACKAGES"}[kind],
+                f"{kind}: is followed by what to look at",
+                {"pypi": "pypi:vllm==0.33.0", "wheel": "give wheel:FILE", "dir": "give dir:SITE_PACKAGES"}[kind],
             )
         return Spec(text, kind, rest)  # type: ignore[arg-type]
     match = _HOST.fullmatch(text)
@@ -45,8 +45,12 @@ def parse(text: str) -> Spec:
         hint = "targets are user@host[:port], an ssh alias, local, pypi:vllm==VERSION, wheel:FILE, dir:FOLDER"
         if Path(text).exists():
             hint = f"did you mean {'wheel' if text.endswith('.whl') else 'dir'}:{text}?"
-        raise usage(f"{text[:200]} is not a target", "it is a path" if Path(text).exists() else "", hint)
+        raise usage(
+            f"{text[:200]} is not a target",
+            "it is a path" if Path(text).exists() else "it has none of the forms of a target",
+            hint,
+        )
     port = int(match["port"] or 0)
     if port > 65535:
-        raise usage(f"{text} is not a target", f"there is no port {port}")
+        raise usage(f"{text} is not a target", f"there is no port {port}", "ports end at 65535")
     return Spec(text, "ssh", "", match["user"] or "", match["host"].strip("[]"), port)

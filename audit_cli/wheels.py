@@ -25,7 +25,7 @@ def wheel_for(requirement: str, folder: Path) -> Path:
     DdauditError."""
     match = _REQUIREMENT.fullmatch(requirement)
     if match is None:
-        raise usage(f"pypi:{requirement} is not a release", "a name, or name==version", "try pypi:vllm==0.33.0")
+        raise usage(f"pypi:{requirement} is not a release", "a name, or name==version", "pypi:vllm==0.33.0")
     name, version = match.groups()
     if version is not None:
         kept = cached(name, version, folder)

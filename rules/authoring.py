@@ -149,11 +149,14 @@ def example_tree(example: Example) -> Iterator[InstallTree]:
 
 
 def new_rule(rule_id: str) -> str:
-    """The text of a rule file to start from. Raises ValueError for an id that is no lower-case-with-dashes word."""
+    """The text of a rule file to start from. Raises ValueError for an id that is no lower-case-with-dashes word,
+    or taken."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", rule_id):
         raise ValueError(
             f"{rule_id!r} is not a rule id: lower case letters, digits and dashes, such as who-writes-positions"
         )
+    if rule_id in VERDICT_IDS:
+        raise ValueError(f"{rule_id} is the id of a built-in rule; choose another")
     return _TEMPLATE.replace("<ID>", "ID").replace("RULE-ID", rule_id)
 
 

@@ -48,10 +48,12 @@ def _ask_ssh(name: str, user: str, port: int, config: str) -> dict[str, list[str
             [*command, "--", name], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise host("ssh-config", "the ssh configuration could not be read", str(error), "try `ssh -G HOST`") from None
+        raise host(
+            "ssh-config", "the ssh configuration could not be read", str(error), "look at what `ssh -G HOST` says"
+        ) from None
     if result.returncode != 0:
         said = (result.stderr.strip().splitlines() or ["ssh -G failed"])[-1]
-        raise host("ssh-config", f"ssh refuses {name}", said, "try `ssh -G HOST`")
+        raise host("ssh-config", f"ssh refuses {name}", said, "look at what `ssh -G HOST` says")
     values: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
         key, _, value = line.partition(" ")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from audit_cli import kept
-from audit_cli.console import Console
 from audit_cli.errors import DdauditError
-from audit_cli.output import show
+from audit_cli.output import output_form
 from tests.reports.samples import audit, verdict
 
 
@@ -59,5 +58,5 @@ def test_sarif(state: Path, tmp_path: Path) -> None:
 def test_sarif_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sarif_pydantic", None)
     with pytest.raises(DdauditError) as caught:
-        show(audit(), Console(quiet=True), form="sarif", out=None, redact=False)
-    assert caught.value.exit_code == 2 and "ddaudit[sarif]" in caught.value.hint
+        output_form(as_json=False, sarif=True)
+    assert caught.value.exit_code == 2 and "[sarif]" in caught.value.hint
