@@ -26,19 +26,8 @@ VERSIONS = ("0.20.2", "0.23.0", "0.33.0")
 #: Cases that the detector gets wrong today, with what is known about them: strict, so that a repair shows.
 _UNSEEN = "the shape is not seen: "
 KNOWN: dict[str, str] = {
-    "pointer-doubling-subclass_registered-0.20.2": "partial: a table of samplers in another "
-    "file, indexed by the config's value, does not count as a way to them",
-    "unrolled-where-pythonpath_module-0.20.2": _UNSEEN + "unrolled, the step from node to child in a helper",
-    "walrus-helper-in-another-file-v2-0.33.0": _UNSEEN + "the search for the child lies in another file",
-    "cursor-class-v2-0.33.0": _UNSEEN + "the walk's place is an attribute, the loop is in the caller",
-    "bitset-ancestors-subclass_chosen-0.23.0": _UNSEEN + "ancestors and matches as Python int bit sets",
-    "adjacency-power-plugin_method-0.33.0": _UNSEEN + "a one-hot state times the matrix of matching edges",
-    "parent-dp-numpy-subclass_registered-0.20.2": _UNSEEN + "depth by parent, two-dimensional tables",
     "callbacks-over-three-files-subclass_registered-0.20.2": _UNSEEN + "the loop is handed a closure that searches",
     "sentinel-iterator-inline-0.20.2": _UNSEEN + "iter(callable, sentinel), the place is an attribute",
-    "gumbel-tree-triton-plugin_method-0.33.0": _UNSEEN
-    + "a range of children by offsets, accepted by probability ratio",
-    "kmp-borders": "yes: a failure function built in one loop and followed in the next is taken for a tree",
     "named-trie-of-bad-words": "rightly no, but the trie that is followed beside the draft tokens is not dismissed",
 }
 
