@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from audit_cli.errors import DdauditError, host
 from audit_cli.inventory import shown
+from audit_cli.refusals import refusal
 from audit_cli.transport.base import Limits, Transport
 
 _SCRIPT = r"""
@@ -41,6 +42,9 @@ class Candidate:
 def find(transport: Transport) -> list[Candidate]:
     """Environments with a vLLM, each once."""
     result = transport.run(["sh", "-s"], _SCRIPT.encode() + b"\nexit 0\n", Limits(idle=20, total=30, max_bytes=1 << 20))
+    refused = refusal(result, transport.name)
+    if refused is not None:
+        raise refused
     found = {}
     for line in result.out.decode("utf-8", "surrogateescape").splitlines():
         match = re.fullmatch(r"DDFOUND (/[^\t]*)\t(.*)", line)

@@ -41,6 +41,10 @@ def connect(spec: Spec, options: Options, console: Console) -> Transport:
     if spec.kind == "local":
         transport: Transport = Pipe("local", lambda argv: inside(argv, options))
     elif options.ssh_backend == "openssh":
+        if options.fingerprint:
+            raise usage(
+                "--host-key says nothing to --ssh-backend openssh", "ssh checks host keys by itself", "leave one out"
+            )
         from audit_cli.transport.openssh import openssh
 
         transport = openssh(spec, options)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from audit_cli.errors import DdauditError, host
+from audit_cli.refusals import refusal
 from audit_cli.transport.base import LOST, Limits, Result, Sink, Transport
 
 #: Reads the script's length from its first argument, so that the input can stay open while the script runs: it ends
@@ -124,6 +125,9 @@ def failed(result: Result, transport: Transport, python: str) -> DdauditError:
             limit,
             "a hanging network mount? try again, or look with -vv",
         )
+    refused = refusal(result, transport.name)
+    if refused is not None:
+        return refused
     if result.code in (126, 127) or re.search(r"No such file|not found|Permission denied", said):
         return host(
             "no-python",

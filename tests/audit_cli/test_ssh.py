@@ -168,6 +168,25 @@ def test_a_refused_key_is_named(home: Path, sshd: Sshd, small: Path) -> None:
     assert "does not let us in" in done.stderr and key in done.stderr
 
 
+def test_the_systems_ssh_says_what_it_refused(home: Path, sshd: Sshd, small: Path) -> None:
+    def code(*more: str) -> str:
+        done = ddaudit("scan", sshd.target, *sshd.options, "--ssh-backend", "openssh", "--json", "--no-probe", *more)
+        assert done.returncode == 3, done.stderr
+        return str(json.loads(done.stdout)["error"]["code"])
+
+    assert code("--venv", str(small), "--container", "engine-that-is-not-there:x") in ("no-container", "no-python")
+    assert code("--container", "podman:x") == "no-container"
+    known = sshd.known_hosts.read_text()
+    sshd.known_hosts.write_text("")
+    assert code("--venv", str(small)) == "unknown-host"
+    name, kind, _ = known.split()
+    sshd.known_hosts.write_text(f"{name} {kind} {(sshd.folder / 'other_key.pub').read_text().split()[1]}\n")
+    assert code("--venv", str(small)) == "changed-key"
+    sshd.known_hosts.write_text(known)
+    (sshd.folder / "authorized_keys").write_text("")
+    assert code("--venv", str(small)) == code() == "refused"
+
+
 def test_nobody_listening_is_named(home: Path, sshd: Sshd) -> None:
     sshd.stop()
     done = ddaudit("scan", sshd.target, *sshd.options, "--venv", "/x")
