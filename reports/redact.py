@@ -1,8 +1,8 @@
 """An audit without the names of its host: for an issue, a vendor, a public place.
 
-Taken out: host names and addresses, the user, absolute paths of the host. Kept: what the answer rests on (versions,
-hashes, file names below site-packages, source snippets, names of plugins). Read a redacted report before publishing it:
-a snippet of a patched file is shown as it is.
+Taken out: host names, addresses and their ports, users, absolute paths of the host. Kept: what the answer rests on
+(versions, hashes, file names below site-packages, source snippets, names of plugins). Read a redacted report before
+publishing it: a snippet of a patched file is shown as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Any
 
 from reports.model import Audit, audit_from_json, to_json
 
+# The user of a home folder: the name goes wherever else it stands, too.
+_OWNER = re.compile(r"(?<![\w./~-])/(?:home|Users)/([A-Za-z_][\w.-]*[\w-])")
+#: Names of accounts that are words of a report as well: they tell nothing, and to swap them would change answers.
+_NO_NAME = frozenset(
+    ("vllm", "root", "user", "ubuntu", "yes", "no", "unknown", "partial", "high", "medium", "low", "none")
+    + ("chain", "tree", "native", "standalone", "retrain", "local", "ok", "failed")
+)
 # Folders that belong to a user or a site; /usr, /dev, /proc and the like are the same everywhere and stay.
 _PATH = re.compile(
     r"(?<![\w./~-])/(?:home|root|Users|mnt|media|data|srv|opt|scratch|workspace|workspaces|nfs|shared)(?:/[^\s'\"`:;,)\]}]+)+"
@@ -23,21 +30,24 @@ _ADDRESS = re.compile(
     r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])"
 )
 
+_PORT = re.compile(r"(?<=\bHOST):\d+\b|(?<=\bADDRESS):\d+\b")
+
 
 def redact(audit: Audit) -> Audit:
     """The same audit with HOST, USER, PYTHON, SITE_PACKAGES, VENV and PATH in place of the host's own. Doing it twice
     changes nothing."""
-    swaps = _swaps(audit)
+    plain = to_json(audit)
+    swaps = _swaps(audit, _owners(plain))
 
     def clean(text: str) -> str:
         for swap in swaps:
             text = swap(text)
         return text
 
-    return audit_from_json(_map(to_json(audit), clean))
+    return audit_from_json(_map(plain, clean))
 
 
-def _swaps(audit: Audit) -> list[Callable[[str], str]]:
+def _swaps(audit: Audit, owners: set[str]) -> list[Callable[[str], str]]:
     target = audit.target
     swaps: list[Callable[[str], str]] = []
     # The longest first: a folder's name is the start of the names in it.
@@ -60,12 +70,24 @@ def _swaps(audit: Audit) -> list[Callable[[str], str]]:
     for name in dict.fromkeys((host, target.host, host.split(".")[0])):
         if len(name) > 1 and name != "HOST":
             swaps.append(_word(name, "HOST"))
+    # An account that was named with a path is then a user wherever the name stands alone.
+    swaps += [_word(name, "USER") for name in sorted({*owners, user} - _NO_NAME - {""}, key=lambda n: (-len(n), n))]
     swaps += [
         lambda text: _PATH.sub("PATH", text),
         lambda text: _HOME.sub("PATH", text),
         lambda text: _ADDRESS.sub("ADDRESS", text),
+        lambda text: _PORT.sub("", text),
     ]
     return swaps
+
+
+def _owners(value: Any) -> set[str]:
+    """The names of every home folder that the audit mentions, in values and in keys."""
+    if isinstance(value, str):
+        return set(_OWNER.findall(value))
+    if isinstance(value, dict):
+        return set().union(*map(_owners, value), *map(_owners, value.values()))
+    return set().union(*map(_owners, value)) if isinstance(value, list) else set()
 
 
 def _user_and_host(audit: Audit) -> tuple[str, str]:
@@ -98,5 +120,17 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_map(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
+        return _map_keys(value, change)
     return value
+
+
+def _map_keys(record: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A key that is no plain word names a thing of the host (a disk by its mount point). Two keys that become one are
+    numbered, not merged."""
+    cleaned: dict[str, Any] = {}
+    for key, item in record.items():
+        name = new = key if key.isidentifier() else change(key)
+        while new in cleaned:
+            new = f"{name}-{int(new[len(name) + 1 :] or 1) + 1}"
+        cleaned[new] = _map(item, change)
+    return cleaned

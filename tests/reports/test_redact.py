@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from reports.markdown import render
-from reports.model import Audit, Target, to_json
+from reports.model import Audit, Probe, Target, to_json
 from reports.redact import redact
 from tests.reports.samples import EVIDENCE, audit, everywhere, verdict
 
@@ -58,3 +58,22 @@ def test_a_wheel_file_loses_its_folder() -> None:
     assert redact(audit(target=target)).target.spec == "wheel:PATH"
     published = Target("pypi:vllm==0.33.0", "pypi")
     assert redact(audit(target=published)).target == published
+
+
+def test_keys_and_the_users_of_home_folders_are_cleaned_too() -> None:
+    facts = {
+        "disks": {"/home/alice.secret": {"free": 1}, "/home/alice.secret/x": {"free": 2}},
+        "user": "alice.secret",
+        "url": "gpu1.example.com:24001",
+        "host": "gpu1",
+    }
+    target = dataclasses.replace(audit().target, spec="root@gpu1.example.com:24001")
+    clean = redact(audit(target=target, probes=(Probe("host", "ok", facts=facts),)))
+    assert clean.probes[0].facts == {
+        "disks": {"PATH": {"free": 1}, "PATH-2": {"free": 2}},
+        "user": "USER",
+        "url": "HOST",
+        "host": "HOST",
+    }
+    assert clean.target.spec == "USER@HOST"
+    assert redact(clean) == clean
