@@ -55,10 +55,14 @@ class Console:
 
     def error(self, error: DdauditError) -> None:
         """One line what, one line why, one line what to try."""
+        from audit_cli.inventory import shown
+
         self._clear()
         print(self._paint("error: ", "1;31") + one_line(error.what), file=sys.stderr)
         if error.why:
             print(f"  why: {one_line(error.why)}", file=sys.stderr)
+        for line in error.picture:
+            print(f"       {shown(line)}", file=sys.stderr)
         if error.hint:
             print(f"  try: {error.hint}", file=sys.stderr)
 

@@ -7,10 +7,13 @@ DONE, FOUND, USAGE, HOST, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 class DdauditError(Exception):
     """One line what, one line why, one line what to try. ``code`` names it in JSON, ``exit_code`` is one of the
-    constants above."""
+    constants above. ``picture``: lines to show below the why as they stand."""
 
-    def __init__(self, code: str, what: str, why: str = "", hint: str = "", exit_code: int = USAGE) -> None:
+    def __init__(
+        self, code: str, what: str, why: str = "", hint: str = "", exit_code: int = USAGE, picture: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(what)
+        self.picture = picture
         self.code, self.what, self.why, self.hint, self.exit_code = code, what, why, hint, exit_code
 
     def to_json(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from audit_cli.errors import usage
+from audit_cli.errors import USAGE, DdauditError
 from reports.model import SCHEMA_VERSION, Audit, Probe
 from rules.lint.flags import FlagError, parse_serve_args
 from rules.lint.model import Case, Finding, Gpu, Host, InstallFacts, ModelFolder, Serve, read_drafter
@@ -75,8 +75,9 @@ def serve_flags(text: str) -> Serve:
     try:
         return parse_serve_args(text)
     except FlagError as error:
-        reason, *shown = str(error).split("\n")
-        raise usage("the serve flags do not parse", "\n".join([reason, *shown]), "quote JSON values: '{...}'") from None
+        reason, *picture = str(error).split("\n")
+        hint = "--serve-args \"--flag '{...}'\": JSON in single quotes of its own"
+        raise DdauditError("usage", "the serve flags do not parse", reason, hint, USAGE, tuple(picture)) from None
 
 
 def findings(

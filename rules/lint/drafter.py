@@ -27,6 +27,23 @@ def unread_files(case: Case) -> Iterator[Finding]:
             )
 
 
+def weights(case: Case) -> Iterator[Finding]:
+    """A folder of configs alone loads nothing, or random weights. A folder that was not read at all is another's."""
+    for folder in (case.target, case.drafter.folder if case.drafter else None):
+        if folder is not None and folder.files and not any(map(_is_weights, folder.files)):
+            yield Finding(
+                "weights-missing",
+                "warning" if folder is case.target else "error",
+                f"{folder.name}: no file of weights is in the folder",
+                tuple(f"{folder.name}/{file}" for file in sorted(folder.files)[:5]),
+                "Download the whole model: what its tensors would have shown is not checked.",
+            )
+
+
+def _is_weights(file: str) -> bool:
+    return file.endswith((".safetensors", ".gguf", ".pth", ".bin")) and file != "training_args.bin"
+
+
 def block_size(case: Case) -> Iterator[Finding]:
     """K draft tokens need a block of at least K+1: one slot of the block is the anchor."""
     drafter, k = case.drafter, case.draft_tokens
@@ -290,4 +307,4 @@ def nested(config: Mapping[str, Any], *keys: str) -> Any:
     return value
 
 
-CHECKS = (unread_files, block_size, architecture, vocabulary, mask_token, template, quantised_target)
+CHECKS = (unread_files, weights, block_size, architecture, vocabulary, mask_token, template, quantised_target)

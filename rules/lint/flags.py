@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 from typing import Any
 
@@ -42,7 +43,7 @@ class FlagError(ValueError):
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         start = max(0, position - 60)
-        shown = ("..." if start else "") + text[start : position + 60]
+        shown = re.sub(r"\s", " ", ("..." if start else "") + text[start : position + 60])
         caret = " " * (position - start + (3 if start else 0)) + "^"
         super().__init__(f"{reason}\n  {shown}\n  {caret}")
         self.position = position
@@ -108,7 +109,9 @@ def _store(flags: dict[str, Any], name: str, value: str, text: str, position: in
         except json.JSONDecodeError as error:
             found = text.find(value, position)
             where = (found if found >= 0 else position) + min(error.pos, max(0, len(value) - 1))
-            raise FlagError(text, where, f"--{name} is not JSON: {error.msg} (quote it: '{{...}}')") from None
+            # words that are not in the text as they stand have lost their quotes
+            why = error.msg if found >= 0 else "the shell takes its quotes away, put '...' around it"
+            raise FlagError(text, where, f"--{name} is not JSON: {why}") from None
         flags[name] = {**flags.get(name, {}), **parsed} if isinstance(parsed, dict) else parsed
         return
     flags[name] = _scalar(value)

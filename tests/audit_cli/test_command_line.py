@@ -86,6 +86,14 @@ def test_errors_have_three_lines_a_code_and_a_json_form(home: Path, arguments: l
         assert set(error) == {"code", "message", "hint"} and error["code"] and error["message"]
 
 
+def test_flags_that_do_not_parse_are_shown_with_the_place(home: Path) -> None:
+    done = ddaudit("lint", "--serve-args", '-tp 2 --speculative-config {"method":"dflash"}')
+    assert done.returncode == 2
+    _, why, flags, caret, hint = done.stderr.splitlines()
+    assert "--speculative-config is not JSON" in why and "quotes" in why
+    assert flags[caret.index("^")] == '"' and hint.startswith("  try: ")
+
+
 def test_a_path_gets_the_prefix_that_it_needs(home: Path, tmp_path: Path) -> None:
     assert f"did you mean dir:{tmp_path}?" in ddaudit("scan", str(tmp_path)).stderr
 

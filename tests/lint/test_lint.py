@@ -158,6 +158,10 @@ A100, H200, B200 = (
 # id -> (case that has the fault, negative twin)
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "model-unreadable": ({"problems": (("config.json", "not JSON"),)}, {}),
+    "weights-missing": (
+        {"files": {"config.json": 900, "training_args.bin": 5000}},
+        {"files": {"config.json": 900, "model.safetensors": 8 << 30}},
+    ),
     "block-size-missing": ({"drafter": {"block_size": None}}, {}),
     "draft-tokens-exceed-block": ({"flags": spec(K % 16)}, {"flags": spec(K % 15)}),
     "dspark-block-cut": (
