@@ -301,12 +301,15 @@ def recheck(audit: Audit) -> str:
     for verdict in audit.verdicts:
         if not verdict.recheck:
             continue
-        expected = verdict.recheck_expect.rstrip("\n")
+        expected = verdict.recheck_expect.rstrip("\n") or f"({_prints(verdict)})"
         lines += ["", f"# {verdict.id}: {verdict.outcome}", verdict.recheck]
-        lines += [f"#= {line}" for line in expected.split("\n")] if expected else ["#= (see the details above)"]
+        lines += [f"#= {line}" for line in expected.split("\n")]
     if not lines:
         return ""
-    text = "In the folder that holds `vllm/`, with nothing but a shell; lines after `#=` are what it printed here."
+    text = (
+        "In the folder that holds `vllm/`, with nothing but a shell; lines after `#=` are what it prints, or in "
+        "parentheses how much."
+    )
     if audit.target.site_packages:
         text += f" Here that is {code(audit.target.site_packages)}."
     count_ = sum(1 for v in audit.verdicts if v.recheck)
@@ -315,6 +318,22 @@ def recheck(audit: Audit) -> str:
         fence("\n".join(lines).strip("\n"), "sh", COMMAND_LIMIT),
     )
     return f'<a id="recheck"></a>\n\n## Check every finding by hand\n\n{text}\n\n{body}'
+
+
+def _prints(verdict: Verdict) -> str:
+    """What a command whose output the rule did not write down prints, in half a sentence."""
+    if match := re.fullmatch(r"sed -n (\d+),(\d+)p \S+", verdict.recheck):
+        first, last = map(int, match.groups())
+        return f"prints {count(last - first + 1, 'line')}: {first} to {last} of the file"
+    if verdict.id == "verifiers":
+        return f"prints {count(len(verdict.evidence), 'line')}, one a function listed above"
+    if verdict.id == "tree-mask":
+        return "prints nothing" if verdict.outcome == "partial" else "prints a line for each place that passes a mask"
+    if verdict.id == "tree-commit":
+        return "prints a line for each place that commits by count"
+    if verdict.id == "record-integrity":
+        return "prints one line of totals over the .py files, then the paths that differ, if any do"
+    return "what it prints was not written down: compare it with the details above"
 
 
 def changes(audit: Audit) -> str:

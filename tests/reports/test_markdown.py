@@ -15,7 +15,7 @@ from reports import summary
 from reports.links import sentence
 from reports.markdown import render
 from reports.model import Audit, Install, Record, audit_from_json, to_json
-from tests.reports.samples import SAMPLER, audit, everywhere, item, verdict
+from tests.reports.samples import EVIDENCE, SAMPLER, audit, everywhere, item, verdict
 
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 
@@ -210,6 +210,18 @@ def test_how_a_verifier_is_reached_is_said() -> None:
     assert "- `a`: `Runner.sample` → `Sampler.forward`" in text and "| greedy, ratio |" in text
     assert "only if `VLLM_TREE`, which is off" in text and "**(changed file)**" in text
     assert "| **tree** | greedy | V1 | **no** |" in text
+
+
+def test_a_check_by_hand_says_what_it_prints() -> None:
+    checks = (
+        verdict("tree-walk", "no", recheck="grep -c x vllm/a.py", recheck_expect="17\n"),
+        verdict("tree-build", "yes", recheck="sed -n 10,12p vllm/a.py"),
+        verdict("tree-mask", "partial", recheck="grep -rn qq_bias vllm || true"),
+        verdict("verifiers", "yes", recheck="grep -n def vllm/a.py", evidence=(EVIDENCE, EVIDENCE)),
+    )
+    text = render(audit(verdicts=checks))
+    for said in ("17", "(prints 3 lines: 10 to 12 of the file)", "(prints nothing)", "(prints 2 lines, one a function"):
+        assert f"#= {said}" in text
 
 
 def test_long_lists_are_folded_and_long_lines_cut() -> None:
