@@ -31,8 +31,11 @@ def _exists(ctx: Context) -> Assumption:
         holds = {"yes": "yes", "no": "no", "partial": "no"}.get(walk.outcome, "unknown")  # type: ignore[assignment]
         result = _sentence(walk.summary)
         if walk.outcome == "yes" and commit is not None and commit.outcome != "yes":
-            holds = "unknown"
-            result += f" But it is not clear that the accepted path is kept by index (tree-commit: {commit.outcome})."
+            holds = "no" if commit.outcome in ("no", "partial") else "unknown"
+            kept = {"no": "is not kept", "partial": "is kept only in part"}.get(
+                commit.outcome, "may or may not be kept"
+            )
+            result += f" That is half of it: the accepted path {kept} by index (tree-commit: {commit.outcome})."
     return Assumption(
         "Tree verification exists in this install, it only has to be found",
         f"every one of {scope} judged by its shape: does an acceptance that the sampler reaches follow links between "
@@ -174,5 +177,6 @@ def _files(files: list[str]) -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip()
-    text = text[:1].upper() + text[1:]
+    if re.match(r"[a-z]+[ ,:]", text):  # a name or a path keeps its letters
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."

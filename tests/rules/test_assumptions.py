@@ -77,13 +77,21 @@ def test_without_verdicts_nothing_is_claimed(tree: InstallTree) -> None:
         ("partial", "no", "no"),
         ("unknown", "no", "unknown"),
         ("yes", "yes", "yes"),
-        ("yes", "no", "unknown"),
+        ("yes", "no", "no"),
+        ("yes", "unknown", "unknown"),
     ],
 )
 def test_existence(tree: InstallTree, walk: Any, commit: Any, holds: str) -> None:
     scope = Scope(files_parsed=3, functions_examined=1234)
     first = five(tree, Verdict("tree-walk", walk, "why", scope=scope), Verdict("tree-commit", commit, "why"))[0]
     assert first.holds == holds and "1,234 functions of 3 files" in first.test
+
+
+def test_a_sentence_that_begins_with_a_path_keeps_it(tree: InstallTree) -> None:
+    first, plain = (
+        five(tree, Verdict("tree-walk", "yes", said))[0] for said in ("evil_plug/__init__.py:3 walks", "none walks")
+    )
+    assert first.result == "evil_plug/__init__.py:3 walks." and plain.result == "None walks."
 
 
 def test_place(tree: InstallTree) -> None:
