@@ -12,7 +12,7 @@ from typing import Literal
 
 from audit_cli.opening import Opened
 from audit_cli.scan import manifest_sha256
-from reports.model import Audit, Verdict
+from reports.model import Audit, Record, Verdict
 
 State = Literal["holds", "changed", "gone", "not run"]
 _SECONDS = 120
@@ -30,12 +30,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``same``: not one file of the install differs from the audit's."""
+    """``same``: not one file of the install differs from the audit's. ``differing``: the files that RECORD lets us
+    name of those that do, and those of the evidence; of the others an audit keeps one hash for all."""
 
     same: bool
     version_then: str
     version_now: str
     checks: tuple[Check, ...]
+    differing: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": 1, "holds": self.holds, **asdict(self)}, indent=2, ensure_ascii=False)
@@ -50,6 +52,7 @@ def recheck(audit: Audit, opened: Opened, run_commands: bool) -> Outcome:
     command."""
     now = {(found.origin, found.path): found.sha256 for found in opened.inventory.files}
     checks = [check for verdict in audit.verdicts for check in _evidence(verdict, now)]
+    moved = {check.what for check in checks if check.state != "holds"}
     for verdict in audit.verdicts:
         if verdict.recheck:
             if opened.folder is None:
@@ -68,7 +71,15 @@ def recheck(audit: Audit, opened: Opened, run_commands: bool) -> Outcome:
             else:
                 checks.append(command(verdict, opened.folder))
     same = manifest_sha256(opened.inventory) == audit.install.manifest_sha256
-    return Outcome(same, audit.install.vllm_version, opened.inventory.versions.get("vllm", ""), tuple(checks))
+    differing = () if same else tuple(sorted(moved | _against_record(audit.install.record, opened.inventory.record)))
+    version = opened.inventory.versions.get("vllm", "")
+    return Outcome(same, audit.install.vllm_version, version, tuple(checks), differing)
+
+
+def _against_record(then: Record, now: Record) -> set[str]:
+    """The files that differ from the release now and did not then, or the other way round."""
+    before, after = ({*record.changed, *record.missing, *record.orphans} for record in (then, now))
+    return before ^ after
 
 
 def _evidence(verdict: Verdict, now: dict[tuple[str, str], str]) -> Iterator[Check]:
@@ -120,7 +131,15 @@ def lines(outcome: Outcome) -> Iterator[str]:
     elif outcome.version_then != outcome.version_now:
         yield f"The install was vLLM {outcome.version_then} and is {outcome.version_now} now: scan it again."
     else:
-        yield "Some files of the install differ from those audited."
+        named = outcome.differing
+        if named:
+            more = f" and {len(named) - 10} more" if len(named) > 10 else ""
+            yield f"The install is not the one audited: {', '.join(named[:10])}{more} differ."
+        else:
+            yield (
+                "The install is not the one audited, file for file, but every file that an answer rests on is the same."
+                " Which others differ can't be said: the audit keeps one hash of all of them."
+            )
     for check in outcome.checks:
         if check.state in ("changed", "gone"):
             first = check.what.splitlines()[0][:120]

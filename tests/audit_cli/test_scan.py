@@ -228,6 +228,7 @@ def test_recheck_says_what_still_holds(home: Path, tmp_path: Path) -> None:
     assert touched and all(check["state"] == "changed" for check in touched)
     (install / evidence[0]).unlink()
     said = ddaudit("recheck", "last").stdout
+    assert said.startswith("The install is not the one audited: ") and evidence[0] in said.splitlines()[0]
     assert "gone" in said and "answers that need a new look" in said
 
 
