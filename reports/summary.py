@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from reports.model import Audit, Verdict
 from reports.text import count, listed, one_line
 from reports.words import STAGES
+
+#: tree-commit's outcome beside a walk that is there.
+_KEPT = {
+    "no": "the path that it accepted is not kept by index",
+    "partial": "the path that it accepted is kept by index only in part",
+    "unknown": "whether the path that it accepted is kept by index could not be told",
+}
 
 
 def lines(audit: Audit) -> list[str]:
@@ -33,8 +41,10 @@ def _answer(audit: Audit, where: str) -> str:
     if walk.outcome == "yes":
         if commit is not None and commit.outcome == "yes":
             return f"Yes: {where} verifies a tree, and keeps the path that it accepted."
-        found = commit.outcome if commit is not None else "not judged"
-        return f"Half: a verifier of {where} walks a tree, but keeping the accepted path by index is: {found}."
+        kept = _KEPT.get(
+            commit.outcome if commit is not None else "", "nobody judged whether that path is kept by index"
+        )
+        return f"Half: a verifier of {where} walks a tree, but {kept}."
     if walk.outcome == "partial":
         return f"Not as it stands: {where} holds a tree walk that is switched off or that no sampler reaches."
     if walk.outcome == "unknown":
@@ -55,7 +65,8 @@ def advice(audit: Audit) -> str:
     """The recommended path with its first reason."""
     recommendation = audit.recommendation
     reason = _clause(recommendation.reasons[0]) if recommendation.reasons else "no reason was given."
-    return f"Recommended: {recommendation.path}. {reason[0].upper()}{reason[1:]}"
+    reason = f"{reason[0].upper()}{reason[1:]}" if re.match(r"[a-z]+[ ,:]", reason) else reason  # a path stays
+    return f"Recommended: {recommendation.path}. {reason}"
 
 
 def integrity(audit: Audit) -> str:

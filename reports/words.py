@@ -18,7 +18,8 @@ STAGE_IDS = frozenset(id for id, _, _ in STAGES)
 MEANING = {
     "record-integrity": "every file is what the release published, and there is no other",
     "plugins": "code of other packages that vLLM loads by itself",
-    "opaque-code": "code on the path of acceptance that no static rule can read",
+    "opaque-code": "code on the path of acceptance that no static rule can read (`absent`: the library that should "
+    "hold the op is not in what was scanned)",
     "runner-in-force": "the model runner that serves a dense and a hybrid target",
     "spec-methods": "the speculative methods that the configuration accepts",
     "verifiers": "every function that decides which draft tokens are accepted",

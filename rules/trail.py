@@ -77,7 +77,7 @@ def _engine(ctx: Context) -> Iterator[TrailStep]:
     mask = ctx.verdicts.get("tree-mask")
     if mask and mask.outcome in ("yes", "partial") and mask.evidence:
         word = "is there" if mask.outcome == "yes" else "is there in part"
-        seen = "" if mask.evidence[0].file in hits.files else "not what is here: under another name, "
+        seen = "" if mask.evidence[0].file in hits.files else "nothing about what is here: under another name, "
         proves = (
             f"{seen}tree attention {word} ({_at(mask.evidence[0])}). "
             "A mask decides what a node may see, not which token is accepted."
@@ -242,11 +242,11 @@ def _binaries(ctx: Context) -> Iterator[TrailStep]:
         proves = "that an operator takes a table of links. The verdicts say whether acceptance calls it."
     else:
         proves = (
-            f"that none of the {len(schemas)} operators of {len(read)} libraries declares an argument that could hold "
-            "a tree's links."
+            f"that none of the {len(schemas)} operators of {_libraries(len(read))} declares an argument that could "
+            "hold a tree's links."
         )
     if unread:
-        proves += f" {unread} libraries could not be read."
+        proves += f" {_libraries(unread)} could not be read."
     yield TrailStep(
         "binaries",
         "Does a compiled operator take a tree?",
@@ -258,6 +258,10 @@ def _binaries(ctx: Context) -> Iterator[TrailStep]:
         proves,
         _conclusion(ctx),
     )
+
+
+def _libraries(number: int) -> str:
+    return "1 library" if number == 1 else f"{number} libraries"
 
 
 def _conclusion(ctx: Context) -> str:

@@ -33,7 +33,7 @@ def test_the_answer_stands_in_the_first_three_lines() -> None:
     ("walk", "commit", "says"),
     [
         ("yes", "yes", "Yes: vLLM 0.33.0 verifies a tree"),
-        ("yes", "no", "Half: "),
+        ("yes", "no", "walks a tree, but the path that it accepted is not kept by index."),
         ("partial", "no", "switched off or that no sampler reaches"),
         ("unknown", "no", "Cannot tell"),
         ("no", "no", "No verifier in vLLM 0.33.0 walks a tree"),

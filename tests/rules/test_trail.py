@@ -148,7 +148,7 @@ def test_operators_are_judged_by_their_arguments(tmp_path: Path) -> None:
     assert step().proves == "Nothing: this target has no compiled files."
     assert step(plain).hits == 0 and "none of the 1 operators" in step(plain).proves
     assert step(plain, links).hits == 1
-    assert "1 libraries could not be read" in step(plain, opaque).proves
+    assert "1 library could not be read" in step(plain, opaque).proves
 
 
 def test_operators_are_found_as_a_shell_finds_them(tmp_path: Path) -> None:
