@@ -106,6 +106,7 @@ def to_json(found: Sequence[Finding]) -> dict[str, Any]:
 def to_text(found: Sequence[Finding]) -> str:
     """Plain lines for a terminal or a pipe: one finding a paragraph, errors first, then the count."""
     from audit_cli.inventory import shown
+    from reports.text import count
 
     lines: list[str] = []
     for item in found:
@@ -117,5 +118,6 @@ def to_text(found: Sequence[Finding]) -> str:
             lines.append(f"        see  {item.source}")
         lines.append("")
     counts = {severity: sum(item.severity == severity for item in found) for severity in ("error", "warning", "info")}
-    lines.append(f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} remarks")
+    nouns = (("error", "error"), ("warning", "warning"), ("info", "remark"))
+    lines.append(", ".join(count(counts[severity], noun) for severity, noun in nouns))
     return "\n".join(lines)

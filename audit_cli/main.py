@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
             print(error.format_message())
             return USAGE
         name = error.ctx.command_path if error.ctx else "ddaudit"
-        why = error.ctx.get_usage().replace("Usage: ", "it is used as: ") if error.ctx else ""
+        why = "its form is `" + error.ctx.get_usage().removeprefix("Usage: ").strip() + "`" if error.ctx else ""
         return _fail(console, DdauditError("usage", error.format_message(), why, f"{name} --help", USAGE), as_json)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted: what arrived is kept, nothing is left running", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from typing import Literal
 from audit_cli.opening import Opened
 from audit_cli.scan import manifest_sha256
 from reports.model import Audit, Record, Verdict
+from reports.text import count
 
 State = Literal["holds", "changed", "gone", "not run"]
 _SECONDS = 120
@@ -151,5 +152,5 @@ def lines(outcome: Outcome) -> Iterator[str]:
         f"; answers that need a new look: {', '.join(sorted(answers))}." if answers else "."
     )
     for why in dict.fromkeys(check.why for check in skipped):
-        count = sum(check.why == why for check in skipped)
-        yield f"{count} commands were not compared: {why}."
+        number = sum(check.why == why for check in skipped)
+        yield f"Not compared: {count(number, 'command')} ({why})."

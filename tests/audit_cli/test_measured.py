@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from audit_cli.errors import DdauditError
 from audit_cli.measured import from_bench
+from audit_cli.output import with_runs
 from audit_cli.recommend import recommend
 from reports.model import Verdict
+from tests.reports import samples
 
 
 def run(mode: str, seconds: float, tau: float) -> dict[str, Any]:
@@ -51,6 +55,12 @@ def test_a_run_that_does_not_say_how_it_was_made_decides_nothing(missing: str) -
 )
 def test_what_is_no_measurement_is_none(bad: dict[str, Any]) -> None:
     assert from_bench(bad) is None
+
+
+def test_a_file_of_something_else_is_no_bench_result(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"verdicts": []}')
+    with pytest.raises(DdauditError, match="is no bench result"):
+        with_runs(samples.audit(), [tmp_path / "x.json"])
 
 
 def test_without_a_tree_it_is_the_chain_that_was_measured() -> None:
