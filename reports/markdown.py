@@ -12,7 +12,7 @@ from typing import Any
 from reports import details, summary
 from reports.links import place, sentence, upstream
 from reports.model import Audit, Record, Verdict
-from reports.text import code, count, fence, fold, listed, prose, table
+from reports.text import brief, code, count, fence, fold, listed, prose, table
 from reports.words import GLOSSARY, STAGE_IDS, STAGES, mark, meaning
 
 _NAMED = 20  # changed, missing or orphan files shown before the list is folded
@@ -111,7 +111,7 @@ def _install(audit: Audit) -> str:
     for id, name in (("runner-in-force", "Runner in force"), ("plugins", "Plugins"), ("opaque-code", "Opaque code")):
         verdict = audit.verdict(id)
         if verdict is not None:
-            rows.append((name, sentence(audit, verdict.summary)))
+            rows.append((name, sentence(audit, brief(verdict.summary))))
     if audit.install.manifest_sha256:
         rows.append(
             ("Manifest", code(audit.install.manifest_sha256[:16]) + " (sha256 over every path and content hash)")
@@ -219,7 +219,7 @@ def _others(audit: Audit) -> str:
         (
             f"[{prose(v.id)}](#{_anchor(v)})" if v.id in details.anchored(audit) else prose(v.id),
             mark(v),
-            sentence(audit, v.summary),
+            sentence(audit, brief(v.summary)),
             prose(meaning(v) or v.question),
         )
         for v in audit.verdicts

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from reports import summary
 from reports.model import LIST_IDS, Audit, Verdict
-from reports.text import one_line
+from reports.text import brief, one_line
 from reports.words import STAGE_IDS, STAGES
 
 _STYLE = {"yes": "green", "no": "red", "partial": "yellow", "unknown": "magenta", "n/a": "dim"}
@@ -54,7 +54,7 @@ def _stages(audit: Audit) -> Table:
         if verdict is None:
             table.add_row(Text(name), Text("not judged", style="dim"), Text())
         else:
-            table.add_row(Text(name, style="bold"), _outcome(verdict), Text(_plain(verdict.summary)))
+            table.add_row(Text(name, style="bold"), _outcome(verdict), Text(_plain(brief(verdict.summary))))
     return table
 
 
@@ -78,7 +78,7 @@ def _functions(audit: Audit) -> Table | None:
 def _verdicts(verdicts: list[Verdict]) -> Table:
     table = _table()
     for verdict in verdicts:
-        table.add_row(Text(_plain(verdict.id), style="bold"), _outcome(verdict), Text(_plain(verdict.summary)))
+        table.add_row(Text(_plain(verdict.id), style="bold"), _outcome(verdict), Text(_plain(brief(verdict.summary))))
     return table
 
 

@@ -13,6 +13,14 @@ _HIDDEN = re.compile(
 )
 _LINE_LIMIT = 400
 COMMAND_LIMIT = 20_000  # a command that is cut can't be run
+_CELL = 240  # characters of a summary that a table shows; the details have it all
+_AGAIN = re.compile(r" \(([^()\s]+:\d+)\)(?=, [^(),;]* \(\1\))")
+# What setuptools puts into every environment, word for word: anything else in a file of that name is shown.
+_SETUPTOOLS = re.compile(
+    r"(?<![\w./-])distutils-precedence\.pth: import os; var = 'SETUPTOOLS_USE_DISTUTILS'; "
+    r"enabled = os\.environ\.get\(var, '(?:stdlib|local)'\) == 'local'; "
+    r"enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?(?=; | \(and |$)"
+)
 
 
 def visible(text: str) -> str:
@@ -27,6 +35,18 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """``visible`` on one line: newlines and tabs become spaces, runs of spaces one."""
     return " ".join(visible(text).split())
+
+
+def brief(text: str) -> str:
+    """A summary for a table: a place that is named several times in a row once, setuptools' own ``.pth`` by its name,
+    and no more clauses than fit."""
+    text = _AGAIN.sub("", _SETUPTOOLS.sub("distutils-precedence.pth (setuptools' own)", one_line(text)))
+    if len(text) <= _CELL:
+        return text
+    kept, *rest = text.split("; ")
+    while rest and len(kept) + len(rest[0]) <= _CELL:
+        kept += f"; {rest.pop(0)}"
+    return f"{kept}; … (all of it: see the details)" if rest and kept.count("`") % 2 == 0 else text
 
 
 def prose(text: str) -> str:

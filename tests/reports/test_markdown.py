@@ -15,6 +15,7 @@ from reports import summary
 from reports.links import sentence
 from reports.markdown import render
 from reports.model import Audit, Install, Record, audit_from_json, to_json
+from reports.text import brief
 from tests.reports.samples import EVIDENCE, SAMPLER, audit, everywhere, item, verdict
 
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
@@ -222,6 +223,19 @@ def test_a_check_by_hand_says_what_it_prints() -> None:
     text = render(audit(verdicts=checks))
     for said in ("17", "(prints 3 lines: 10 to 12 of the file)", "(prints nothing)", "(prints 2 lines, one a function"):
         assert f"#= {said}" in text
+
+
+def test_a_summary_in_a_table_is_brief() -> None:
+    assert brief("V2 A (a/b.py:3), V2 B (a/b.py:3), V1 C (a/c.py:3)") == "V2 A, V2 B (a/b.py:3), V1 C (a/c.py:3)"
+    signature = "takes (" + "argument, " * 40 + ")"
+    assert brief(f"none fits; it lacks 2; {signature}; more") == "none fits; it lacks 2; … (all of it: see the details)"
+    own = (
+        "distutils-precedence.pth: import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') "
+        "== 'local'; enabled and __import__('_distutils_hack').add_shim();"
+    )
+    named = "distutils-precedence.pth (setuptools' own)"
+    assert brief(f"a 1.0; {own}; b") == f"a 1.0; {named}; b" and brief(f"{own} (and 2 entry points)").startswith(named)
+    assert "evil" in brief(f"{own} import evil")
 
 
 def test_long_lists_are_folded_and_long_lines_cut() -> None:
