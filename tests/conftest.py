@@ -20,6 +20,11 @@ import pytest
 
 from audit_cli.wheels import wheel_for
 
+# Triton decides at its import whether it compiles or interprets, and one process imports all tests: without a GPU it
+# interprets everywhere, and what has to compile does so in a process of its own (tests/kernels/test_compiled.py).
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 #: Kept between runs: what is downloaded once. Never the cache that a test's scans use.
 SHARED = Path(os.environ.get("DDAUDIT_TEST_CACHE") or platformdirs.user_cache_dir("ddaudit", appauthor=False))
 

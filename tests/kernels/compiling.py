@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from ddtree.kernels import device
+from ddtree.kernels import device, fused
 
 TYPES = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
@@ -139,7 +139,26 @@ def _rows() -> None:
 
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+def _fused() -> None:
+    def new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    for width in (576, 5120):
+        fused.add_norm(new(1, 3, width), new(1, 3, width), new(width, dtype=F32), 1e-6)
+        fused.add_norm(new(1, 3, width), None, new(width, dtype=F32), 1e-6)
+    fused.swiglu(new(1, 3, 2 * 17408))
+    fused.gated_norm(new(1, 3, 48, 128), new(1, 3, 48 * 128), new(128, dtype=F32), 1e-6)
+    for heads, gated, hd, rot in ((32, False, 128, 128), (24, True, 256, 64), (0, False, 64, 64)):
+        weight = new(hd, dtype=F32)
+        turn, cache = new(1, 3, 1, rot, dtype=F32), new(1, 9, 4, hd)
+        qgkv = new(1, 3, (heads * (1 + gated) + 8) * hd)
+        rows = torch.zeros(1, 3, dtype=torch.int64)
+        for norm in (weight, None):
+            fused.rotate_and_write(qgkv, heads, gated, norm, norm, 1e-6, turn, turn, rows, cache, cache.clone())
+
+
 CASES: dict[str, Callable[[], None]] = {
+    "fused": _fused,
     "attention-64": lambda: _attention(64, 9, 3, 65, BF16, False, 0),
     "attention-128": lambda: _attention(128, 32, 8, 65, BF16, False, 0),
     "attention-128-decode": lambda: _attention(128, 32, 8, 1, BF16, False, 0),
