@@ -256,11 +256,12 @@ class Ssh:
                 "try again: what arrived is kept",
             ) from None
         finally:
-            channel.close()
+            with contextlib.suppress(paramiko.SSHException, OSError, EOFError):  # a lost link can't be told
+                channel.close()
 
     def close(self) -> None:
         for link in reversed(self._links):
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 link.close()
         self._links.clear()
 
