@@ -49,6 +49,14 @@ class ScanContext:
                 found.append((file, entry[1]))
         return found
 
+    def bug(self, rule_id: str) -> str:
+        """Where and how that rule's own ``extract`` failed, or "" (a file that does not parse is no bug)."""
+        for file in self.tree.files:
+            entry = self._rows.get(file.sha256, {}).get(rule_id)
+            if entry and isinstance(entry[1], dict) and entry[1].get("bug"):
+                return f"extract failed on {file.path}: {entry[1]['failed']}"
+        return ""
+
     def file(self, path: str) -> SourceFile | None:
         return self._by_path.get(path)
 

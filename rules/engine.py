@@ -103,6 +103,8 @@ def _judge(
         ctx.verdicts = verdicts
         for rule in which:
             try:
+                if rule.origin != "builtin" and (bug := ctx.bug(rule.id)):
+                    raise RuntimeError(bug)  # facts are missing: its "no" would be a guess
                 said_so = rule.judge(ctx)
                 verdicts[rule.id] = dataclasses.replace(said_so, question=said_so.question or rule.question)
             except Exception as error:  # one broken rule must not cost the others

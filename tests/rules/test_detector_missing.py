@@ -46,3 +46,34 @@ def test_a_rule_that_does_not_parse_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text('ID = "broken"\ndef (\n')
     with pytest.raises(ValueError, match=r"broken\.py does not parse"):
         load_rules([tmp_path])
+
+
+RAISES = '''"""Asks nothing, and falls over."""
+from reports.model import Verdict
+from rules.base import Example
+
+ID = "falls-over"
+QUESTION = "Does it?"
+CHANGES_IF = "never"
+NEEDLES = (b"class",)
+VALID = INVALID = ()
+
+
+def extract(path, source):
+    return [{"x": 1 / 0}]
+
+
+def judge(ctx):
+    return Verdict(ID, "no", "nothing found")
+'''
+
+
+def test_a_users_rule_whose_extract_raises_answers_unknown(tmp_path: Path) -> None:
+    (tmp_path / "site" / "vllm").mkdir(parents=True)
+    (tmp_path / "site" / "vllm" / "a.py").write_text("class A: ...\n")
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "falls_over.py").write_text(RAISES)
+    found = judge(tree_from_dir(tmp_path / "site"), cache=tmp_path / "cache", extra_rules=[tmp_path / "rules"])
+    answer = next(v for v in found.verdicts if v.id == "falls-over")
+    assert answer.outcome == "unknown" and "ZeroDivisionError" in answer.summary
+    assert any(e["code"] == "rule-failed" for e in found.errors)
