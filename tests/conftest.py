@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,11 @@ from audit_cli.wheels import wheel_for
 # interprets everywhere, and what has to compile does so in a process of its own (tests/kernels/test_compiled.py).
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell ignores ^C for what it starts in the background, and children inherit that: the tests of ^C need it back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Kept between runs: what is downloaded once. Never the cache that a test's scans use.
 SHARED = Path(os.environ.get("DDAUDIT_TEST_CACHE") or platformdirs.user_cache_dir("ddaudit", appauthor=False))
